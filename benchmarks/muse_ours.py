@@ -1,7 +1,7 @@
 """quintet's masked transformer as a worker.
 
-`muse_ours.py step|sample|sample-peer-settings PRECISION`: a training step of the recipe (masks, byte encoder, loss at masked
-places, AdamW); decoding with the recipe's own settings, or with the peer's.
+`muse_ours.py step|sample|sample-peer-settings PRECISION`: a training step of the recipe (masks, byte encoder, loss at
+masked positions, AdamW); decoding with the recipe's own settings, or with the peer's.
 `muse_ours.py loss TOKENIZER CODES RATE SECONDS`: trains by quintet's own loop for slices of CPU seconds, and measures
 after each.
 """
@@ -115,20 +115,20 @@ def sampling(peer_settings: bool) -> masked.Sampling:
         # What the peer does by default: a tenth of the codes, a temperature that falls to nothing, no noise.
         return masked.Sampling(
             steps=task.SAMPLE_STEPS,
-            anneal_temperature=masked.linear,
+            temperature_schedule=masked.linear,
             top_k=0.1,
-            guidance=task.GUIDANCE,
+            guidance_scale=task.GUIDANCE,
             choice_temperature=0.0,
         )
     own = MaskGitSampleConfig()
     return masked.Sampling(
         steps=task.SAMPLE_STEPS,
         temperature=own.temperature,
-        anneal_temperature=masked.ANNEALS[own.temperature_schedule],
+        temperature_schedule=masked.TEMPERATURE_SCHEDULES[own.temperature_schedule],
         top_k=own.top_k,
         top_p=own.top_p,
-        guidance=task.GUIDANCE,
-        guidance_schedule=masked.GROWTHS[own.guidance_schedule],
+        guidance_scale=task.GUIDANCE,
+        guidance_schedule=masked.GUIDANCE_SCHEDULES[own.guidance_schedule],
         choice_temperature=own.choice_temperature,
     )
 

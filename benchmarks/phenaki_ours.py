@@ -110,8 +110,8 @@ def serve_sampling(precision: str, peer_settings: bool, embeddings: bool = False
         settings = masked.Sampling(
             steps=task.SAMPLE_STEPS,
             temperature=task.TEMPERATURE,
-            anneal_temperature=masked.linear,
-            guidance=task.GUIDANCE,
+            temperature_schedule=masked.linear,
+            guidance_scale=task.GUIDANCE,
             choice_temperature=0.0,
         )
     assert settings.steps == task.SAMPLE_STEPS

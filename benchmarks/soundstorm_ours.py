@@ -1,7 +1,7 @@
 """quintet's SoundStorm as a worker.
 
-`soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the masked codes of the selected
-quantizers, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is
+`soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the masked codes of the
+selected quantizers, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is
 `peer` (the peer's convolution) or `own` (the recipe's); SETTINGS is `peer` (the peer's sampling) or `own`.
 """
 
@@ -92,12 +92,12 @@ def sampling(settings: str) -> masked.Sampling:
     if settings == "peer":
         # Defaults of the peer: the top 30 % of the codes, a temperature that decreases to 0, no noise.
         return masked.Sampling(
-            anneal_temperature=masked.linear, top_k=task.TOP_SHARE, choice_temperature=0.0, greedy_last_step=True
+            temperature_schedule=masked.linear, top_k=task.TOP_SHARE, choice_temperature=0.0, greedy_last_step=True
         )
     own = SoundStormSampleConfig()
     return masked.Sampling(
         temperature=own.temperature,
-        anneal_temperature=masked.ANNEALS[own.temperature_schedule],
+        temperature_schedule=masked.TEMPERATURE_SCHEDULES[own.temperature_schedule],
         top_k=own.top_k,
         top_p=own.top_p,
         choice_temperature=own.choice_temperature,

@@ -48,7 +48,7 @@ def file_loader(pipeline: Tokenizer[Any] | Embedder[Any]) -> tuple[Loader, dict[
     """A loader of all files of `data.path`, and the skipped files. Moves the pipeline to its device."""
     config = pipeline.config
     engine = Engine(config.engine, config.train.seed)
-    pipeline.place()
+    pipeline.move_to_device()
     splits = pipeline.splits()
     return Loader(splits.validation, config.train.seed, pipeline.collate, engine, workers=0), splits.skipped
 

@@ -92,7 +92,7 @@ def embed_texts(pipeline: Pipeline[Any], texts: Sequence[str]) -> Tensor:
     embedder = as_embedder(pipeline)
     if not all(text.strip() for text in texts):
         raise UsageError("--text is empty; describe what to search for")
-    embedder.place()
+    embedder.move_to_device()
     parts = [list(texts[start : start + TEXT_BATCH_SIZE]) for start in range(0, len(texts), TEXT_BATCH_SIZE)]
     with embedder.inference():
         return torch.cat([embedder.embed_texts(part).float().cpu() for part in parts])

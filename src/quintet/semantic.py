@@ -106,7 +106,7 @@ def encode_folder(
     tokens: list[Tensor] = []
     for item in track(range(len(folder)), "encoded"):
         try:
-            states = extractor.states(_wave(folder, item), fitted.layer)
+            states = extractor.hidden_states(_wave(folder, item), fitted.layer)
         except UnreadableItem as problem:
             rows.append({"file": folder.name(item), "skipped": str(problem)})
             continue
@@ -176,14 +176,14 @@ def _sample_states(extractor: AudioFeatureExtractor, folder: AudioFolder, layer:
         if steps >= OVERSAMPLING * NUM_SAMPLED:
             break
         try:
-            steps += folder.frames(item) / extractor.rate * extractor.token_rate
+            steps += folder.frames(item) / extractor.sample_rate * extractor.token_rate
         except UnreadableItem:
             continue  # reported when it is encoded
         chosen.append(item)
     fraction = min(1.0, NUM_SAMPLED / max(1.0, steps))
     for item in track(chosen, "sampled"):
         try:
-            states = extractor.states(_wave(folder, item), layer).float().cpu()
+            states = extractor.hidden_states(_wave(folder, item), layer).float().cpu()
         except UnreadableItem:
             continue
         yield states[ItemRNG(seed, [0], [item]).uniform("steps", len(states))[0] < fraction]
@@ -233,7 +233,7 @@ def _check_layer(layer: int | None, extractor: AudioFeatureExtractor, reference:
 def _folder(data: str, extractor: AudioFeatureExtractor) -> AudioFolder:
     """All clips of a folder at full length."""
     config = AudioDataConfig(path=data, validation_path=data, loudness=extractor.loudness, memory_megabytes=0)
-    folder = audio_folder_splits(config, extractor.rate).validation
+    folder = audio_folder_splits(config, extractor.sample_rate).validation
     assert isinstance(folder, AudioFolder)
     return folder
 

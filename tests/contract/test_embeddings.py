@@ -55,7 +55,7 @@ def test_a_recipe_without_embeddings_says_so(recipe: str, finished: Path, data: 
     ):
         refused = quintet(*words)
         assert refused.code == 2
-        assert f"recipe {recipe} has no embeddings" in error_line(refused.errors)
+        assert f"recipe '{recipe}' has no embeddings" in error_line(refused.errors)
     assert not out.exists()
     assert tree(finished) == before
 

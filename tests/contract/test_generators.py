@@ -54,8 +54,8 @@ NEEDS_CAPTIONS = Captions(
 ABOUT: Mapping[str, GeneratorCase] = {
     "muse": GeneratorCase("vqgan", NEEDS_CAPTIONS, "model.text_length", "loss.cond_drop_prob"),
     "phenaki": GeneratorCase("cvivit", NEEDS_CAPTIONS, "model.text_length", "loss.cond_drop_prob"),
-    # Its conditions are the vectors that a mulan has of sounds. Captions are an extra that loss.caption_cond_prob asks for,
-    # of those clips that have one, and the mulan reads them.
+    # It is conditioned on MuLaN embeddings of clips. Captions are optional: loss.caption_cond_prob embeds the captions of
+    # those clips that have one.
     "soundstorm": GeneratorCase(
         "audio-codec",
         Captions(
@@ -159,7 +159,7 @@ def test_texts_longer_than_the_model_reads_are_cut_and_said_once(
     )
     for text, times in (("ten bytes!", 0), ("ten bytes and more", 1)):
         outcome = succeed("sample", run, "--text", text, "--num", 2, "--out", tmp_path / "out")
-        assert outcome.errors.count("warning: cut to 10 bytes, which is all the model reads: ") == times
+        assert outcome.errors.count("warning: prompt truncated to 10 bytes (model.text_length): ") == times
 
 
 # --- guidance -----------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_guidance_without_dropped_conditions_is_said_and_left_out(
     for scale, times in ((3, 1), (1, 0)):
         words = ("sample", run, f"sample.guidance_scale={scale}", "--text", "two words", "--num", 2)
         outcome = succeed(*words, "--out", tmp_path / str(scale))
-        assert outcome.errors.count("warning: made without guidance") == times
+        assert outcome.errors.count("warning: generating without guidance") == times
         assert outcome.errors.count(f"({about.drop})") == times
     asked, plain = tree(tmp_path / "3"), tree(tmp_path / "1")
     assert asked.keys() == plain.keys()

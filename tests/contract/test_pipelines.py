@@ -72,7 +72,7 @@ def test_an_export_of_another_family(recipe: str, golden: Path, pipeline_class: 
     others = [entry.pipeline_class() for name, entry in registry.RECIPES.items() if name != recipe]
     for other in others:
         sentence = refusal(UsageError, lambda other=other: other.from_pretrained(golden / "hub"))  # type: ignore[misc]
-        assert sentence == f"{golden / 'hub'} is of recipe '{recipe}', which is no {other.__name__}"
+        assert sentence == f"{golden / 'hub'} is a model of recipe '{recipe}', not a {other.__name__}"
     assert isinstance(Pipeline.from_pretrained(golden / "hub"), pipeline_class)
 
 
@@ -129,7 +129,7 @@ def test_a_tokenizer_in_float64_encodes_and_has_the_same_digest() -> None:
     wide = quintet.VQGanPipeline.from_pretrained(GOLDEN / "vqgan-format-1" / "hub").with_keys(
         {"engine.precision": "fp64"}
     )
-    wide.place()
+    wide.move_to_device()
     assert wide.dtype == torch.float64
     assert wide.digest == digest
     batch = Batch({"images": images}, ("a", "b"), ItemRNG(0, [0, 0], [0, 1]))
@@ -140,10 +140,10 @@ def test_bytes_are_pixels_and_other_whole_numbers_are_refused() -> None:
     tokenizer = quintet.VQGanPipeline.from_pretrained(GOLDEN / "vqgan-format-1" / "hub")
     images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
     assert torch.equal(tokenizer.encode(images), tokenizer.encode(images.float() / 255))
-    with pytest.raises(UsageError, match=r"torch\.int64 have no known range"):
+    with pytest.raises(UsageError, match=r"the range of torch\.int64 values is unknown"):
         tokenizer.encode(images.long())
     codec = quintet.AudioCodecPipeline.from_pretrained(GOLDEN / "audio-codec-format-1" / "hub")
-    with pytest.raises(UsageError, match=r"torch\.int16 have no known range"):
+    with pytest.raises(UsageError, match=r"the range of torch\.int16 values is unknown"):
         codec.encode(torch.zeros(1, 800, dtype=torch.int16))
 
 
@@ -158,5 +158,5 @@ def test_one_text_is_one_text() -> None:
 def test_less_than_one_item_is_refused(name: str) -> None:
     kind = getattr(quintet, name)
     pipeline = kind.from_pretrained(GOLDEN / f"{kind.recipe}-format-1" / "hub")
-    with pytest.raises(UsageError, match="num=0: give at least 1"):
+    with pytest.raises(UsageError, match="num=0 is invalid; it must be at least 1"):
         pipeline([""], num=0)

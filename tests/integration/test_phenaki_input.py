@@ -181,7 +181,7 @@ def test_folder_of_images_trains(tmp_path: Path) -> None:
         (("model.code_patch_size=[1,3,2]",), "does not divide a grid"),
         (
             ("loss.codebook_smoothing=0.5",),
-            "loss.codebook_smoothing shares targets out already: set loss.label_smoothing=0",
+            "loss.codebook_smoothing replaces label smoothing: set loss.label_smoothing=0",
         ),
         (("loss.codebook_smoothing=-1", "loss.label_smoothing=0"), "loss.codebook_smoothing"),
         (("model.text=word",), "choose bytes, words, classes, vectors, none, or hf:PATH_OR_NAME"),

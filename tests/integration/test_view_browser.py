@@ -225,7 +225,7 @@ def test_audio_has_a_spectrogram_and_plays(site: Address, open_page: Open) -> No
     assert colours > 20
     page.evaluate("document.querySelector('audio').play()")
     until(page, "document.querySelector('audio').currentTime > 0.05")
-    keep(page, "sounds")
+    save_screenshot(page, "sounds")
     page.locator(".spectrogram").nth(1).click()  # plays from there, and pauses the other
     until(page, "document.querySelectorAll('audio')[1].currentTime > 0.4")
     until(page, "document.querySelector('audio').paused")
@@ -375,7 +375,7 @@ def test_missing_files_and_runs_are_reported(runs: Path, site: Address, open_pag
     page.locator(".pulse.on").wait_for()
     shutil.rmtree(runs / "sounds")
     page.locator("#notice", has_text="no longer exists").wait_for()
-    keep(page, "gone")
+    save_screenshot(page, "gone")
     page.get_by_role("link", name="All runs").click()
     page.locator("tr[data-run=images]").wait_for()
     assert page.locator("tr[data-run=sounds]").count() == 0
@@ -423,7 +423,7 @@ def test_ten_thousand_samples_scroll(tmp_path: Path, serve: Serve, open_page: Op
 def test_page_works_on_a_phone_and_in_dark_mode(site: Address, open_page: Open) -> None:
     page = open_page(site, width=390, dark=True)
     page.locator("tr[data-run=sounds]").wait_for()
-    keep(page, "phone-list")
+    save_screenshot(page, "phone-list")
     for path in ("#/run/images/curves", "#/run/sounds", "#/run/images/config", "#/"):
         page.goto(f"http://127.0.0.1:{site.port}/{path}")
         page.wait_for_load_state("networkidle") if path == "#/" else page.locator(".tabs").wait_for()

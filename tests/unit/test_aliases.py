@@ -67,14 +67,14 @@ def test_a_config_file_in_former_keys_is_read(tmp_path: Path) -> None:
 
 
 def test_python_refuses_a_former_key_and_names_the_present_one() -> None:
-    with pytest.raises(UsageError, match=r"'train\.accumulate': it is called 'train\.grad_accum_steps' now"):
+    with pytest.raises(UsageError, match=r"'train\.accumulate': it was renamed to 'train\.grad_accum_steps'"):
         build(SCHEMAS["vqgan"], overrides=parse_overrides(["train.accumulate=2"]))
 
 
 def test_the_command_line_refuses_a_former_key_and_names_the_present_one(tmp_path: Path) -> None:
     outcome = quintet("train", "vqgan", tmp_path, "--preset", "debug", "model.quantizer_levels=2")
     assert outcome.code == 2
-    assert "unknown key 'model.quantizer_levels': it is called 'model.num_quantizers' now" in outcome.errors
+    assert "unknown key 'model.quantizer_levels': it was renamed to 'model.num_quantizers'" in outcome.errors
 
 
 def test_an_exported_model_with_former_keys_opens(tmp_path: Path) -> None:

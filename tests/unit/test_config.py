@@ -1,4 +1,4 @@
-"""The schema of a run: YAML and back, overrides, precedence, and one clear sentence for every mistake."""
+"""Run configurations: YAML round trips, overrides, precedence, and one-sentence error messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quintet.registry import RECIPES
 
 
 def overridden(*arguments: str) -> VQGanConfig:
-    """As the command line does it."""
+    """As on the command line."""
     return build(VQGanConfig, overrides=parse_overrides(arguments))
 
 
@@ -36,7 +36,7 @@ def complaint(*arguments: str) -> str:
 
 
 def values_of(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values a key accepts, made from its annotation and bounds."""
+    """Valid values of a key, generated from its annotation and bounds."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -118,7 +118,7 @@ def test_yaml_round_trip_is_lossless(config: VQGanConfig, tmp_path_factory: pyte
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(config=vqgan_configs())
-def test_commented_yaml_says_the_same(config: VQGanConfig) -> None:
+def test_commented_yaml_has_the_same_values(config: VQGanConfig) -> None:
     assert yaml.safe_load(describe(config)) == config.model_dump(mode="json")
 
 
@@ -134,7 +134,7 @@ def test_a_very_long_path_does_not_break_the_commented_yaml() -> None:
     assert yaml.safe_load(describe(config)) == config.model_dump(mode="json")
 
 
-def test_commented_yaml_tells_meaning_and_choices_of_every_key() -> None:
+def test_commented_yaml_describes_every_key_with_its_choices() -> None:
     lines = describe(VQGanConfig()).splitlines()
     assert all("  # " in line for line in lines)
     assert any(
@@ -152,9 +152,9 @@ def test_every_preset_of_every_recipe_is_valid(recipe: str, preset: str | None) 
     assert config.recipe == recipe
     assert config.preset == preset
     assert yaml.safe_load(describe(config)) == config.model_dump(mode="json")
-    told = configs.flatten(config.model_dump(mode="json"))
+    flat = configs.flatten(config.model_dump(mode="json"))
     for key, value in schema.PRESETS.get(preset or "", {}).items():
-        assert told[key] == value, key
+        assert flat[key] == value, key
 
 
 def test_every_recipe_has_the_presets_the_command_line_offers() -> None:
@@ -162,10 +162,10 @@ def test_every_recipe_has_the_presets_the_command_line_offers() -> None:
         assert {"debug", "small", "base"} <= set(entry.config_class().PRESETS)
 
 
-def test_what_a_recipe_stands_on_has_a_key_for_its_hash() -> None:
+def test_every_frozen_key_needs_a_hash_key() -> None:
     with pytest.raises(TypeError, match="needs the keys tokenizer_hash"):
 
-        class Forgetful(RunConfig):
+        class WithoutHash(RunConfig):
             FROZEN_KEYS: ClassVar = ("tokenizer",)
             tokenizer: str | None = None
 
@@ -202,12 +202,12 @@ def test_what_a_recipe_stands_on_has_a_key_for_its_hash() -> None:
 def test_overrides_are_typed(argument: str, value: Any) -> None:
     key = argument.partition("=")[0].strip()
     section, name = key.split(".")
-    made = getattr(getattr(overridden(argument), section), name)
-    assert made == value
-    assert type(made) is type(value)
+    parsed = getattr(getattr(overridden(argument), section), name)
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
-def test_numbers_in_a_file_mean_what_they_mean_on_the_command_line(tmp_path: Path) -> None:
+def test_numbers_in_a_file_are_parsed_as_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("train: {steps: 1e4}\noptim: {lr: 3e-4}\n", encoding="utf-8")
     config = build(VQGanConfig, file=file)
@@ -229,12 +229,12 @@ def test_the_later_source_wins(tmp_path: Path) -> None:
     file.write_text("train: {steps: 2, seed: 2, batch_size: 4}\ntrain.max_nonfinite_steps: 2\n", encoding="utf-8")
     overrides = parse_overrides(["train.steps=3"])
     default, preset = build(VQGanConfig), build(VQGanConfig, preset="debug")
-    whole = build(VQGanConfig, preset="debug", file=file, overrides=overrides)
-    assert (default.train.steps, preset.train.steps, whole.train.steps) == (10_000, 20, 3)
-    assert (whole.train.batch_size, preset.train.batch_size) == (4, 8)
-    assert (whole.train.seed, whole.train.max_nonfinite_steps) == (2, 2)
-    assert whole.model.dim == preset.model.dim == 16
-    assert whole.data.flip is default.data.flip
+    merged = build(VQGanConfig, preset="debug", file=file, overrides=overrides)
+    assert (default.train.steps, preset.train.steps, merged.train.steps) == (10_000, 20, 3)
+    assert (merged.train.batch_size, preset.train.batch_size) == (4, 8)
+    assert (merged.train.seed, merged.train.max_nonfinite_steps) == (2, 2)
+    assert merged.model.dim == preset.model.dim == 16
+    assert merged.data.flip is default.data.flip
 
 
 def test_unknown_preset_names_the_known_ones() -> None:
@@ -274,13 +274,13 @@ def test_unknown_key_names_the_nearest(argument: str, nearest: str) -> None:
     assert f"did you mean '{nearest}'?" in message
 
 
-def test_a_key_like_no_other_gets_no_wrong_hint() -> None:
+def test_a_key_without_a_similar_key_gets_no_hint() -> None:
     message = complaint("qqqqqq.zzzzzz=1")
     assert "unknown key 'qqqqqq.zzzzzz'" in message
     assert "did you mean" not in message
 
 
-def test_an_absurdly_deep_key_is_an_unknown_key() -> None:
+def test_a_very_deep_key_is_an_unknown_key() -> None:
     assert "unknown key" in complaint("a." * 1000 + "b=1")
 
 
@@ -312,7 +312,7 @@ def test_wrong_values_name_their_key(argument: str, key: str) -> None:
     assert complaint(argument).startswith(key)
 
 
-def test_a_wrong_image_size_is_called_by_its_key_alone() -> None:
+def test_an_invalid_image_size_is_reported_by_its_key() -> None:
     message = complaint("model.image_size=large")
     assert message.startswith("model.image_size:")
     assert "model.image_size.int" not in message
@@ -338,7 +338,7 @@ def test_image_size_not_divisible_names_the_nearest(size: str, layers: int, near
 
 
 @pytest.mark.parametrize("sizes", ["32", "[32, 48]", "[8, 256]"])
-def test_sizes_that_divide_are_welcome(sizes: str) -> None:
+def test_divisible_sizes_are_accepted(sizes: str) -> None:
     assert overridden(f"model.image_size={sizes}").model.grid[0] >= 1
 
 
@@ -353,7 +353,7 @@ def test_batch_not_divisible_by_micro_batches() -> None:
     ["", "- 1\n- 2\n", "just text", "a: [1", "{" * 1000, "a: &a {b: *a}", "x: 2024-99-99", "a: 1\n\ta: 2", "\x00"],
     ids=["empty", "list", "text", "broken", "deep", "cycle", "no date", "tab", "null byte"],
 )
-def test_a_file_that_is_no_mapping_of_yaml_is_named(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_yaml_mapping_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError) as caught:
@@ -362,7 +362,7 @@ def test_a_file_that_is_no_mapping_of_yaml_is_named(tmp_path: Path, text: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"log: {name: \xe9}")
     for file in (tmp_path, tmp_path / "missing.yaml", tmp_path / "latin.yaml"):
         with pytest.raises(UsageError, match=file.name):
@@ -402,7 +402,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("key", "value"), CHANGES.items())
-def test_a_resumed_run_keeps_its_mathematics(key: str, value: Any) -> None:
+def test_a_resumed_run_refuses_keys_that_change_its_results(key: str, value: Any) -> None:
     old = VQGanConfig()
     with pytest.raises(UsageError) as caught:
         refuse_changes(old, old.changed({key: value, "train.steps": 77}))
@@ -412,7 +412,7 @@ def test_a_resumed_run_keeps_its_mathematics(key: str, value: Any) -> None:
     assert "--init" in str(caught.value)
 
 
-def test_a_resumed_run_may_change_what_does_not_touch_it() -> None:
+def test_a_resumed_run_may_change_other_keys() -> None:
     old = VQGanConfig()
     allowed = {
         "train.steps": 77,
@@ -438,7 +438,7 @@ OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.
 
 
 def with_another_value(config: RunConfig, key: str) -> RunConfig | None:
-    """The configuration with some other valid value of one key; None for a key that has but one."""
+    """The configuration with another valid value of one key; None for a key with only one valid value."""
     for value in (*OTHER_VALUES, *_choices(describe(config), key)):
         try:
             changed = config.changed({key: value})
@@ -450,12 +450,12 @@ def with_another_value(config: RunConfig, key: str) -> RunConfig | None:
 
 
 def _choices(described: str, key: str) -> list[str]:
-    """The words `describe` offers for the last part of a key."""
+    """The choices that `describe` lists for the last part of a key."""
     line = next(line for line in described.splitlines() if line.strip().startswith(key.rsplit(".", 1)[-1] + ":"))
     return line.rsplit("|", 1)[-1].strip().split(", ")
 
 
-def test_allowed_keys_are_exactly_these() -> None:
+def test_resumable_keys_are_exactly_these() -> None:
     old = VQGanConfig()
     refused = set()
     for key in configs.keys(VQGanConfig):
@@ -481,9 +481,7 @@ def test_allowed_keys_are_exactly_these() -> None:
     assert refused == {key for key in everything if key.split(".")[0] not in sections}
 
 
-def test_a_folder_of_data_is_kept_whole_and_an_address_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_path_becomes_absolute_and_a_url_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert configs.data_path("photos") == str(tmp_path.resolve() / "photos")
     assert configs.data_path("s3://bucket/date=2024/set") == "s3://bucket/date=2024/set"

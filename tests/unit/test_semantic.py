@@ -57,8 +57,8 @@ def features_of(folder: Path) -> MuLaNFeatures:
 @pytest.mark.parametrize("samples", [1, STEP - 1, STEP, STEP + 1, 7 * STEP, RATE, RATE + 1, 40 * RATE + 3 * STEP])
 def test_mulan_makes_a_step_of_every_column_of_patches(samples: int, mulan: Path) -> None:
     extractor = features_of(mulan)
-    assert (extractor.rate, extractor.token_rate, extractor.depth) == (RATE, 25, 2)
-    assert extractor.states(torch.zeros(samples), 2).shape == (-(-samples // STEP), 32)
+    assert (extractor.sample_rate, extractor.token_rate, extractor.depth) == (RATE, 25, 2)
+    assert extractor.hidden_states(torch.zeros(samples), 2).shape == (-(-samples // STEP), 32)
 
 
 def test_a_step_of_mulan_is_the_mean_over_its_bands(mulan: Path) -> None:
@@ -68,13 +68,13 @@ def test_a_step_of_mulan_is_the_mean_over_its_bands(mulan: Path) -> None:
     (wave,) = noise(2 * RATE)
     outputs: list[torch.Tensor] = []
     hook = tower.transformer.blocks[0].register_forward_hook(lambda *parts: outputs.append(parts[2].detach()))
-    states = extractor.states(wave, 1)
+    states = extractor.hidden_states(wave, 1)
     hook.remove()
     rows, columns = tower.config.grid[0], outputs[0].shape[1] // tower.config.grid[0]
     expected = outputs[0].view(2, rows, columns, -1).mean(1)[:, :25].flatten(0, 1)
     torch.testing.assert_close(states, expected)
-    torch.testing.assert_close(states[25:], extractor.states(wave[RATE:], 1), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(states, extractor.states(wave, 2))
+    torch.testing.assert_close(states[25:], extractor.hidden_states(wave[RATE:], 1), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(states, extractor.hidden_states(wave, 2))
 
 
 def test_tokens_of_a_folder(mulan: Path, clips: Path, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_tokens_of_a_folder(mulan: Path, clips: Path, tmp_path: Path) -> None:
     assert (about["layer"], about["model"]) == (2, str(mulan))
     # The nearest centre, after scaling; from the file alone.
     found = semantic.read_centroids(tmp_path / "tokens" / "centroids.safetensors")
-    states = features_of(mulan).states(semantic._wave(semantic._folder(str(clips), features_of(mulan)), 1), 2)
+    states = features_of(mulan).hidden_states(semantic._wave(semantic._folder(str(clips), features_of(mulan)), 1), 2)
     expected = torch.cdist((states - found.mean) / found.deviation, found.centres).argmin(1)
     names = [line["file"] for line in lines]
     assert torch.equal(tokens.of_file[names[1]], expected)
@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         (mulan, ("--layer", 0), "has layers 1 to 2"),
         (mulan, ("--layer", 1, "--clusters", 1), "at least 2"),
         (mulan, ("--layer", 1, "--clusters", 104), "is more than the 102 time steps"),
-        (mulan, ("--clusters", 8), "say of which layer"),
+        (mulan, ("--clusters", 8), "also name a layer"),
         (mulan, (), "is not a tokenizer: it has no codes to encode to; its layers make semantic tokens (--layer N)"),
         (hubert, (), "--layer N"),
         (hubert, given, "are from another model"),

@@ -17,7 +17,7 @@ import typer
 from quintet import registry
 from quintet.cli.shared import ModelReference, open_model, print_line, print_next, with_keys
 from quintet.config import GenerateOptions, RunConfig, validate
-from quintet.config.options import Flag, flags_of, is_given
+from quintet.config.options import Flag, flags_of, is_set
 from quintet.errors import UsageError
 
 HELP = (
@@ -137,7 +137,7 @@ def _sample(
 ) -> None:
     pipeline = with_keys(open_model(run), overrides, ("sample",))
     if options is not None and (texts or pipeline.unconditional or _has_input(options, bool(texts))):
-        pipeline.place()
+        pipeline.move_to_device()
         artifacts = pipeline.files(texts or [], options)
     else:
         from quintet.evaluation import EvalSession
@@ -158,7 +158,7 @@ def _has_input(options: GenerateOptions, has_text: bool) -> bool:
     changed = {
         name
         for name in type(options).model_fields
-        if name not in GenerateOptions.model_fields and is_given(options, name)
+        if name not in GenerateOptions.model_fields and is_set(options, name)
     }
     files = {name for name in changed if isinstance(getattr(options, name), Path)}
     if "negative_prompt" in changed and not has_text and not files:

@@ -1,8 +1,8 @@
-"""Former names of keys, and the migration of configurations that were written with them.
+"""Old names of configuration keys, and the migration of stored configurations to the current names.
 
-Stored configurations are read with `migrate`, so that they open for ever: runs, checkpoints, exported models, the
-copies of frozen models inside them, and `--config` files. Nothing else accepts a former name: `key=value` on the
-command line and keywords in Python are refused with the present name (`renamed`).
+`migrate` is applied to every configuration that is read from a file: runs, checkpoints, exported models, the copies of
+frozen models inside them, and `--config` files. So old runs stay readable. Old names are accepted nowhere else: for
+`key=value` on the command line and keywords in Python, the error message gives the current name (`renamed`).
 """
 
 from __future__ import annotations
@@ -87,31 +87,31 @@ KEYS: Mapping[str, str] = {
     "train.accumulate": "train.grad_accum_steps",
     "train.max_bad_steps": "train.max_nonfinite_steps",
 }
-"""Former key to present key. A former name may be the present name of another recipe's key: the schema decides."""
+"""Old key to current key. An old name may be a current key of another recipe; the recipe's schema decides."""
 
 VALUES: Mapping[str, Mapping[str, Any]] = {
     "engine.shard": {"none": False, "full": True},
     "loss.order": {"together": False, "moments": True},
 }
-"""Former values of former keys that are written otherwise under the present key."""
+"""Old values of old keys, where the current key expects a different value."""
 
 
 def renamed(key: str, known: Collection[str]) -> str | None:
-    """The present name of a former key, where the schema has it."""
-    present = KEYS.get(key)
-    return present if present in known and key not in known else None
+    """The current name of an old key, or None if the key was not renamed in this schema."""
+    current = KEYS.get(key)
+    return current if current in known and key not in known else None
 
 
 def migrate(tree: Mapping[str, Any], known: Collection[str]) -> Tree:
-    """The same configuration in present keys; `known` are the dotted keys of its schema."""
+    """The same configuration with current key names; `known` are the dotted keys of its schema."""
     flat = flatten(tree)
     if not any(renamed(key, known) for key in flat):
         return dict(tree)
-    return expand(dict(_present(key, value, known) for key, value in flat.items()))
+    return expand(dict(_migrate_entry(key, value, known) for key, value in flat.items()))
 
 
-def _present(key: str, value: Any, known: Collection[str]) -> tuple[str, Any]:
-    present = renamed(key, known)
-    if present is None:
+def _migrate_entry(key: str, value: Any, known: Collection[str]) -> tuple[str, Any]:
+    current = renamed(key, known)
+    if current is None:
         return key, value
-    return present, VALUES.get(key, {}).get(value, value) if isinstance(value, str) else value
+    return current, VALUES.get(key, {}).get(value, value) if isinstance(value, str) else value

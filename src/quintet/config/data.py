@@ -1,4 +1,4 @@
-"""Sections of keys about data: what is common to all recipes, and what each medium adds."""
+"""Data sections of a configuration: keys of all recipes, and the additional keys of each medium."""
 
 from __future__ import annotations
 
@@ -12,78 +12,111 @@ from quintet.config.section import Section
 class DataConfig(Section):
     path: str | None = Field(
         None,
-        description="Folder of media or of shards, or an address of shards; none when Python handed over a data set.",
+        description="Folder of media files or shards, or the URL of shards; null if a Python dataset is passed.",
     )
-    validation_path: str | None = Field(None, description="A folder of its own for validation, instead of a split.")
+    validation_path: str | None = Field(
+        None, description="Separate folder of validation data; null splits the validation set off `data.path`."
+    )
     validation_fraction: float = Field(
-        0.05, ge=0, lt=1, description="Share split off for validation; 0 validates on the training items."
+        0.05, ge=0, lt=1, description="Fraction of the data used for validation; 0 validates on the training items."
     )
     validation_group: str | None = Field(
-        None, description="Regular expression; files with the same first group stay on one side of the split."
+        None,
+        description="Regular expression: files with the same first group are in the same split; null ignores names.",
     )
     split_seed: int = Field(42, ge=0, description="Seed of the validation split.")
     shuffle_shards: int | None = Field(
-        None, ge=1, description="Shuffle so many shards at a time, for data that is copied on the way; none: all items."
+        None,
+        ge=1,
+        description="Shuffle within windows of N shards, for shards that are downloaded; null shuffles all items.",
     )
     cache_dir: str | None = Field(
-        None, description="Folder of caches (codes, indexes and copies of shards); none: the user's own cache folder."
+        None, description="Folder of caches (tokens, indexes, copies of shards); null uses the user's cache folder."
     )
     num_workers: int = Field(
-        2, ge=0, description="Processes that read data beside the training; 0 reads in the training process."
+        2, ge=0, description="Number of data loading processes; 0 loads data in the training process."
     )
 
 
 class ImageDataConfig(DataConfig):
-    """The data of recipes that read pictures."""
+    """Keys of image data."""
 
-    flip: bool = Field(True, description="Mirror half of the training pictures.")
-    random_crop: bool = Field(False, description="Crop training pictures at random places instead of the centre.")
-    truncated: Literal["skip", "use"] = Field("skip", description="What to do with files that end too early.")
-    memory_megabytes: int = Field(512, ge=0, description="Decoded pictures each process keeps; 0: none.")
+    flip: bool = Field(True, description="Flip half of the training images horizontally.")
+    random_crop: bool = Field(False, description="Crop training images at a random position; false crops the centre.")
+    truncated: Literal["skip", "use"] = Field(
+        "skip", description="Handling of truncated image files: skip them, or use the part that can be decoded."
+    )
+    memory_megabytes: int = Field(
+        512, ge=0, description="Memory for decoded images in each process, in MiB; 0 disables this cache."
+    )
 
 
 class MeshDataConfig(DataConfig):
-    """The data of recipes that read meshes."""
+    """Keys of mesh data."""
 
-    max_faces: int = Field(800, gt=0, description="Faces of the largest mesh that is used.")
-    decimate: bool = Field(False, description="Reduce meshes of more faces instead of leaving them out.")
-    augment: bool = Field(True, description="Stretch (0.75 to 1.25) and shift training meshes along each axis.")
-    memory_megabytes: int = Field(512, ge=0, description="Meshes each process keeps once read; 0: none.")
+    max_faces: int = Field(
+        800, gt=0, description="Maximum number of faces of a mesh; larger meshes are skipped or decimated."
+    )
+    decimate: bool = Field(
+        False, description="Decimate meshes with more than `data.max_faces` faces; false skips them."
+    )
+    augment: bool = Field(
+        True, description="Randomly scale (0.75 to 1.25) and translate training meshes along each axis."
+    )
+    memory_megabytes: int = Field(
+        512, ge=0, description="Memory for decoded meshes in each process, in MiB; 0 disables this cache."
+    )
 
 
 class AudioDataConfig(DataConfig):
-    """The data of recipes that read sound; outside training clips come whole."""
+    """Keys of audio data. Training uses windows of a clip; everything else uses full clips."""
 
-    seconds: float = Field(2.0, gt=0, description="Length of a window; what is shorter is taken whole.")
-    loudness: float | None = Field(
-        None, ge=-60, le=0, description="Bring every window to this loudness in LUFS (-23, say); none: as it is."
+    seconds: float = Field(
+        2.0, gt=0, description="Length of a training window, in seconds; shorter clips are used in full."
     )
-    memory_megabytes: int = Field(512, ge=0, description="Decoded clips each process keeps; 0: none.")
+    loudness: float | None = Field(
+        None,
+        ge=-60,
+        le=0,
+        description="Normalise every window to this loudness, in LUFS (for example -23); null leaves it unchanged.",
+    )
+    memory_megabytes: int = Field(
+        512, ge=0, description="Memory for decoded clips in each process, in MiB; 0 disables this cache."
+    )
 
 
 class VideoDataConfig(DataConfig):
-    """The data of recipes that read video."""
+    """Keys of video data."""
 
-    frames: int = Field(17, gt=0, description="Frames of a clip; of a file that has fewer all are taken.")
-    stride: int = Field(1, gt=0, description="Every which frame of a file is taken.")
+    frames: int = Field(17, gt=0, description="Number of frames of a clip; shorter files are used in full.")
+    stride: int = Field(1, gt=0, description="Use every N-th frame.")
     fps: float | None = Field(
-        None, gt=0, description="Frames a second by the time stamps of a file, instead of every `data.stride`-th."
+        None,
+        gt=0,
+        description="Resample clips to this frame rate by their timestamps; null uses every `data.stride`-th frame.",
     )
-    flip: bool = Field(False, description="Mirror half of the training clips; not for captions that say left or right.")
-    random_crop: bool = Field(False, description="Crop training clips at random places instead of the centre.")
-    memory_megabytes: int = Field(512, ge=0, description="Decoded clips each process keeps; 0: none.")
+    flip: bool = Field(
+        False,
+        description="Flip half of the training clips horizontally; unsuitable for captions that say left or right.",
+    )
+    random_crop: bool = Field(False, description="Crop training clips at a random position; false crops the centre.")
+    memory_megabytes: int = Field(
+        512, ge=0, description="Memory for decoded clips in each process, in MiB; 0 disables this cache."
+    )
 
     @model_validator(mode="after")
-    def _one_pace(self) -> VideoDataConfig:
+    def _check_frame_rate(self) -> VideoDataConfig:
         if self.fps is not None and self.stride != 1:
             raise ValueError(f"data.fps={self.fps:g} and data.stride={self.stride} contradict each other; set one")
         return self
 
 
 class WindowedAudioDataConfig(AudioDataConfig):
-    """The data of recipes to which a long clip is several windows."""
+    """Keys of audio data of recipes that split a long clip into several windows."""
 
-    stride: float = Field(
-        1.0, gt=0, description="Seconds from one window of a long clip to the next, where clips are validated whole."
+    stride: float = Field(1.0, gt=0, description="Hop between two windows of a validation clip, in seconds.")
+    max_windows: int = Field(
+        16,
+        gt=0,
+        description="Maximum number of windows of a validation clip; longer clips use this many, evenly spaced.",
     )
-    max_windows: int = Field(16, gt=0, description="Windows of one validation clip; of longer ones evenly fewer.")

@@ -1,5 +1,5 @@
-"""Owns the keys that recipes of masked tokens share: how they are decoded, and how a `MaskGit` is trained. Free of
-torch, so that help is quick."""
+"""Configuration keys of masked-token recipes: decoding, and training a `MaskGit`. Imports no torch, so that help is
+quick."""
 
 from __future__ import annotations
 
@@ -12,126 +12,152 @@ from quintet.config.text import TextConfig
 
 
 class MaskGitConfig(TextConfig):
-    """A masked transformer over a grid of tokens."""
+    """A masked transformer (MaskGIT) over a grid of tokens."""
 
     grid: tuple[int, ...] | None = Field(
-        None, description="Places of codes along each axis; none: those of the tokenizer."
+        None, description="Size of the token grid along each axis; null takes it from the tokenizer."
     )
-    num_codes: int | None = Field(None, gt=1, description="Vocabulary; none: that of the tokenizer.")
+    num_codes: int | None = Field(
+        None, gt=1, description="Number of codes (vocabulary size); null takes it from the tokenizer."
+    )
     low_res_grid: tuple[int, ...] | None = Field(
         None,
-        description="Grid of the low-resolution codes that a super-resolution model is given; "
-        "none: this is no super-resolution model.",
+        description="Super-resolution: size of the low-resolution token grid along each axis; "
+        "null for a model that is not a super-resolution model.",
     )
     low_res_num_codes: int | None = Field(
         None,
         gt=1,
-        description="Vocabulary of the low-resolution codes that a super-resolution model is given; "
-        "none: this is no super-resolution model.",
+        description="Super-resolution: number of codes (vocabulary size) of the low-resolution tokens; "
+        "null for a model that is not a super-resolution model.",
     )
-    dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Width of the transformer.")
-    depth: int = Field(6, ge=1, le=256, description="Blocks of the transformer.")
-    heads: int = Field(8, ge=1, description="Attention heads, among which the width is shared out.")
+    dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Hidden dimension of the transformer.")
+    depth: int = Field(6, ge=1, le=256, description="Number of transformer blocks.")
+    heads: int = Field(8, ge=1, description="Number of attention heads; must divide `model.dim`.")
     code_patch_size: tuple[int, ...] | None = Field(
         None,
-        description="Neighbouring codes along each axis of the grid that are one token to the transformer, such as "
-        "[1,2,2] of video: a fraction of the work; none: each code is one.",
+        description="Group neighbouring codes into patches of this size along each axis, one transformer position per "
+        "patch (for example [1,2,2] for video), which reduces computation; null uses one position per code.",
     )
-    rotary: bool = Field(False, description="Let attention see distances too, by turning queries and keys.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of each branch of a block.")
-    self_conditioning: bool = Field(False, description="Show the model its own prediction of the step before.")
-    self_critic: bool = Field(False, description="A head that scores tokens, on the generator itself.")
+    rotary: bool = Field(False, description="Add rotary position embeddings (RoPE) to queries and keys.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of the output of each residual branch.")
+    self_conditioning: bool = Field(
+        False, description="Self-conditioning: feed the prediction of the previous step back as input."
+    )
+    self_critic: bool = Field(
+        False, description="Self-critic: add a head to the generator that scores tokens for re-masking."
+    )
 
     @field_validator("low_res_grid")
     @classmethod
-    def _possible_grid(cls, grid: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    def _check_grid(cls, grid: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if grid is not None and (len(grid) not in (2, 3) or min(grid) < 1):
-            raise ValueError("rows and columns of codes are needed, and their levels if they have any")
+            raise ValueError("give rows and columns, and for a residual quantizer also the number of quantizers")
         return grid
 
     @model_validator(mode="after")
-    def _fits(self) -> MaskGitConfig:
+    def _check_sizes(self) -> MaskGitConfig:
         if self.dim % self.heads:
-            raise ValueError(f"model.heads={self.heads} does not divide a width of {self.dim}")
+            raise ValueError(f"model.heads={self.heads} does not divide model.dim={self.dim}")
         if (self.low_res_grid is None) != (self.low_res_num_codes is None):
-            raise ValueError("model.low_res_grid and model.low_res_num_codes are given both or not at all")
+            raise ValueError("set both model.low_res_grid and model.low_res_num_codes, or neither")
         if self.code_patch_size is not None and self.grid is not None:
             fits = len(self.code_patch_size) == len(self.grid) and min(self.code_patch_size) > 0
             if not fits or any(size % step for size, step in zip(self.grid, self.code_patch_size, strict=True)):
                 raise ValueError(
-                    f"model.code_patch_size={list(self.code_patch_size)} does not divide a grid of {list(self.grid)} codes; null for none"
+                    f"model.code_patch_size={list(self.code_patch_size)} does not divide "
+                    f"model.grid={list(self.grid)}; set another size, or null"
                 )
         if self.low_res_grid is not None and self.grid is not None and len(self.grid) not in (2, 3):
-            raise ValueError(f"a super-resolution model has rows and columns of codes, not model.grid={self.grid}")
+            raise ValueError(f"a super-resolution model needs a model.grid of rows and columns, not {self.grid}")
         return self
 
 
 class MaskedSampleConfig(SampleConfig):
-    """How masked tokens are filled in, whatever the model."""
+    """Decoding of masked tokens."""
 
-    guidance_scale: float = Field(1.0, ge=0, description="Classifier-free guidance; 1: none.")
+    guidance_scale: float = Field(1.0, ge=0, description="Classifier-free guidance scale; 1 disables guidance.")
     guidance_schedule: Literal["constant", "linear", "cosine", "falling"] = Field(
-        "constant", description="Course of the guidance over the steps."
+        "constant", description="Schedule of the guidance scale over the decoding steps; falling decreases linearly."
     )
-    temperature: float = Field(1.0, ge=0, description="Of drawing a token; 0: the likeliest.")
+    temperature: float = Field(1.0, ge=0, description="Temperature of token sampling; 0 takes the most likely token.")
     temperature_schedule: Literal["constant", "linear"] = Field(
-        "constant", description="Course of the temperature over the steps; linear falls to 0."
+        "constant", description="Schedule of the temperature over the decoding steps; linear decreases to 0."
     )
-    choice_temperature: float = Field(4.5, ge=0, description="Noise in choosing which tokens stay; falls to 0.")
+    choice_temperature: float = Field(
+        4.5,
+        ge=0,
+        description="Temperature of the noise in choosing which tokens a step keeps; decreases to 0.",
+    )
     top_p: float | None = Field(
-        None, gt=0, le=1, description="Draw from the likeliest codes of this total probability."
+        None,
+        gt=0,
+        le=1,
+        description="Sample from the most likely codes of this total probability; null uses all codes.",
     )
 
 
 class MaskGitSampleConfig(MaskedSampleConfig):
-    steps: int = Field(18, ge=1, le=1000, description="Decoding steps.")
-    guidance_scale: float = Field(3.0, ge=0, description="Classifier-free guidance; 1: none.")
+    steps: int = Field(18, ge=1, le=1000, description="Number of decoding steps.")
+    guidance_scale: float = Field(3.0, ge=0, description="Classifier-free guidance scale; 1 disables guidance.")
     guidance_schedule: Literal["constant", "linear", "cosine", "falling"] = Field(
-        "linear", description="Course of the guidance over the steps."
+        "linear", description="Schedule of the guidance scale over the decoding steps; falling decreases linearly."
     )
-    top_k: int | None = Field(None, ge=1, description="Draw from so many likeliest codes.")
+    top_k: int | None = Field(None, ge=1, description="Sample from the K most likely codes; null uses all codes.")
 
 
 class MaskGitLossConfig(Section):
-    """What it is trained for."""
+    """Losses of a masked transformer."""
 
-    mask_schedule: Literal["cosine", "linear"] = Field("cosine", description="How the share of masked tokens is drawn.")
-    cond_drop_prob: float = Field(
-        0.1, ge=0, lt=1, description="Share of texts dropped, so that guidance has something to lead away from."
+    mask_schedule: Literal["cosine", "linear"] = Field(
+        "cosine", description="Schedule that the fraction of masked tokens is sampled from."
     )
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Share of the target spread over all codes.")
+    cond_drop_prob: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Probability of dropping the text of a training item, for classifier-free guidance.",
+    )
+    label_smoothing: float = Field(
+        0.1, ge=0, lt=1, description="Label smoothing: fraction of the target probability spread over all codes."
+    )
     codebook_smoothing: float = Field(
         0.0,
         ge=0,
-        description="Share targets among codes that look alike, so far: in median squared distances between nearest "
-        "codes, instead of loss.label_smoothing; 0: each code is right alone.",
+        description="Spread targets over similar codebook entries instead of loss.label_smoothing: width of the kernel "
+        "in median squared distances between nearest neighbours; 0 disables it.",
     )
-    critic: bool = Field(False, description="Train a token critic beside it, which decides what is masked again.")
+    critic: bool = Field(
+        False, description="Also train a token critic, which decides which tokens to mask again during decoding."
+    )
     train_only: Literal["generator", "critic"] | None = Field(
-        None, description="Train only this of the two; the critic alone needs a trained generator (--init RUN)."
+        None,
+        description="Train only the generator or only the critic (which needs --init RUN); null trains both.",
     )
 
 
 class MaskGitOptimConfig(OptimConfig):
-    critic: PhaseOptimConfig = Field(default_factory=PhaseOptimConfig, description="The critic's own optimizer.")
+    critic: PhaseOptimConfig = Field(
+        default_factory=PhaseOptimConfig, description="Optimizer of the critic; a null key takes the value of `optim`."
+    )
 
 
 class MaskGitRunConfig(RunConfig):
-    """A run that trains a `MaskGit` and perhaps its critic."""
+    """A run that trains a `MaskGit` and optionally a token critic."""
 
     model: MaskGitConfig = Field(default_factory=MaskGitConfig, description="The masked transformer.")
-    loss: MaskGitLossConfig = Field(default_factory=MaskGitLossConfig, description="What it is trained for.")
+    loss: MaskGitLossConfig = Field(default_factory=MaskGitLossConfig, description="Losses.")
     optim: MaskGitOptimConfig = Field(default_factory=MaskGitOptimConfig, description="Optimizer and schedule.")
     sample: MaskGitSampleConfig = Field(
-        default_factory=MaskGitSampleConfig, description="Decoding, here and while training."
+        default_factory=MaskGitSampleConfig, description="Samples during training, and decoding."
     )
 
     @model_validator(mode="after")
-    def _critics_agree(self) -> Self:
+    def _check_critics(self) -> Self:
         if self.loss.critic and self.model.self_critic:
-            raise ValueError("loss.critic=true and model.self_critic=true are two critics; choose one")
+            raise ValueError("loss.critic=true and model.self_critic=true exclude each other; set one of them to false")
         if self.loss.train_only == "critic" and not (self.loss.critic or self.model.self_critic):
             raise ValueError("loss.train_only=critic needs a critic: loss.critic=true or model.self_critic=true")
         if self.loss.codebook_smoothing and self.loss.label_smoothing:
-            raise ValueError("loss.codebook_smoothing shares targets out already: set loss.label_smoothing=0")
+            raise ValueError("loss.codebook_smoothing replaces label smoothing: set loss.label_smoothing=0")
         return self

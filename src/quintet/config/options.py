@@ -1,4 +1,4 @@
-"""Options of pipelines: what a generator takes beside the prompts. Free of torch, so that help is quick."""
+"""Options of generation pipelines besides the prompts. Imports no torch, so that help is quick."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from quintet.config.section import Section
 
 
 class GenerateOptions(Section):
-    """Options that every generator has."""
+    """Options of every generator."""
 
-    num: int = Field(16, ge=1, description="Number of items for each text.")
-    seed: int = Field(0, ge=0, description="The same seed gives the same items.")
+    num: int = Field(16, ge=1, description="Number of items per prompt.")
+    seed: int = Field(0, ge=0, description="Random seed; the same seed gives the same items.")
 
 
 class NegativePromptOptions(GenerateOptions):
-    """Options of generators with classifier-free guidance over texts."""
+    """Options of generators with classifier-free guidance on text."""
 
     negative_prompt: str | None = Field(
         None,
-        description="A text that guidance leads away from; empty: none.",
+        description="Negative prompt: guidance steers away from this text; empty for none.",
         json_schema_extra={"flags": ["--negative", "--negative-prompt"]},
     )
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One option as a command line has it."""
+    """One option of the command line."""
 
     name: str
     flags: tuple[str, ...]
@@ -46,7 +46,7 @@ class Flag:
 
 
 def flags_of(options: type[GenerateOptions]) -> Iterator[Flag]:
-    """The options of a pipeline in the order of their fields."""
+    """The options of a pipeline, in the order of their fields."""
     for name, field in options.model_fields.items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         flags = tuple(map(str, extra.get("flags") or [f"--{name.replace('_', '-')}"]))  # type: ignore[arg-type]
@@ -56,13 +56,13 @@ def flags_of(options: type[GenerateOptions]) -> Iterator[Flag]:
 
 
 def _kind_of(annotation: Any) -> type:
-    """The type of a value that is given; None is for values that are not."""
+    """The type of the option's value, without None."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
     (kind,) = kinds
-    assert kind in (str, int, float, bool, Path), f"an option of type {kind} has no form on a command line"
+    assert kind in (str, int, float, bool, Path), f"an option of type {kind} cannot be given on the command line"
     return kind  # type: ignore[no-any-return]
 
 
-def is_given(options: BaseModel, name: str) -> bool:
-    """Whether an option has another value than its default."""
+def is_set(options: BaseModel, name: str) -> bool:
+    """Whether an option differs from its default."""
     return bool(getattr(options, name) != type(options).model_fields[name].default)

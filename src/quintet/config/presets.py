@@ -1,4 +1,4 @@
-"""What presets have in common: how often a run of a size looks up, and how generators of that size are trained."""
+"""Parts that presets of different recipes share: intervals of a run of a given size, and training of generators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quintet.config.tree import Tree, flatten
 
 
 def preset(*common: Mapping[str, Any], **sections: Mapping[str, Any]) -> Tree:
-    """Dotted keys: what is common, the later over the earlier, and over it the keys of sections."""
+    """Dotted keys of a preset. Later parts override earlier ones, and `sections` override all parts."""
     merged: Tree = {}
     for keys in (*common, sections):
         merged |= flatten(keys)
@@ -29,7 +29,7 @@ DEBUG_GENERATOR = preset(DEBUG, model={"dim": 32, "depth": 2, "heads": 2}, eval=
 DEBUG_GAN = preset(DEBUG, discriminator(10, ramp=5, dim=16))
 DEBUG_TEXT = preset(model={"text_dim": 32, "text_depth": 1, "text_heads": 2})
 
-# A CPU: all items are soon in memory, and workers would take turns with the computation.
+# For a CPU: all items soon fit into memory, and workers would compete with the computation.
 SMALL = preset(_every(500), train={"batch_size": 16}, data={"num_workers": 0})
 MUON = preset(optim={"name": "muon", "lr": 3e-3, "muon_lr": 0.01, "warmup_steps": 150, "max_grad_norm": 1.0})
 SMALL_GENERATOR = preset(

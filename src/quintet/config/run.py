@@ -1,4 +1,4 @@
-"""`RunConfig`: the whole input of a run.
+"""`RunConfig`: the full configuration of a run.
 
 It round-trips without loss through `config.yaml`, and a resumed run is built from it. Families subclass the sections
 they extend, in a `config.py` that imports no torch, so that help is quick.
@@ -24,25 +24,39 @@ RESUMABLE = (
     *("data.path", "data.validation_path", "data.num_workers", "data.cache_dir", "data.memory_megabytes"),
     *("log.", "eval.", "sample.", "checkpoint.", "engine."),
 )
-"""What a resumed run may change; see docs/decisions/0003-resumable-keys.md."""
+"""Keys that may change when a run is resumed; see docs/decisions/0003-resumable-keys.md."""
 
 
 class TrainConfig(Section):
-    steps: int = Field(10_000, gt=0, description="Optimizer steps of the whole run.")
+    steps: int = Field(10_000, gt=0, description="Total number of optimizer steps.")
     epochs: float | None = Field(
-        None, gt=0, description="Length in passes over the data; decides `train.steps` at the start."
+        None,
+        gt=0,
+        description="Length of the run in epochs; sets `train.steps` when the run starts. null uses `train.steps`.",
     )
     minutes: float | None = Field(
-        None, gt=0, description="Time limit of this process: saves and stops, to be resumed at will."
+        None,
+        gt=0,
+        description="Time limit of this process, in minutes: it saves a checkpoint and stops. null sets no limit.",
     )
-    batch_size: int = Field(16, gt=0, description="Items of one optimizer step, over all processes and micro-batches.")
+    batch_size: int = Field(
+        16, gt=0, description="Global batch size: items per optimizer step, over all processes and micro-batches."
+    )
     grad_accum_steps: int = Field(
-        1, gt=0, description="Micro-batches a step is cut into; more of them need less memory."
+        1,
+        gt=0,
+        description="Gradient accumulation: micro-batches per optimizer step. More micro-batches need less memory.",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order and every random choice.")
-    max_nonfinite_steps: int = Field(10, gt=0, description="Non-finite steps in a row after which the run stops.")
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Random seed of initial weights, data order and all other random choices."
+    )
+    max_nonfinite_steps: int = Field(
+        10, gt=0, description="Number of consecutive steps with non-finite loss or gradients after which the run stops."
+    )
     max_rollbacks: int = Field(
-        0, ge=0, description="Times the run goes back to its last good checkpoint, and on with other items, instead."
+        0,
+        ge=0,
+        description="Instead of stopping, go back to the last good checkpoint and use other items, up to N times.",
     )
 
 
@@ -52,40 +66,51 @@ Betas = tuple[Probability, Probability]
 
 class OptimizerConfig(Section):
     name: Literal["adamw", "adam", "lion", "muon"] = Field(
-        "adamw", description="Optimizer; `adam` couples the decay with the gradient; `muon` is AdamW outside of blocks."
+        "adamw",
+        description="Optimizer; `adam` adds weight decay to the gradient, `muon` is AdamW outside transformer blocks.",
     )
     lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
-    muon_lr: float = Field(0.02, gt=0, description="Peak rate of the matrices inside of blocks (muon).")
-    betas: Betas = Field((0.9, 0.99), description="Decay rates of the moments.")
-    eps: float = Field(1e-8, gt=0, description="Term that keeps the division finite (Adam, AdamW).")
-    weight_decay: float = Field(0.0, ge=0, description="Decay of matrices and kernels; vectors are never decayed.")
-    max_grad_norm: float | None = Field(None, gt=0, description="Largest norm of the phase's whole gradient.")
+    muon_lr: float = Field(
+        0.02, gt=0, description="Peak learning rate of the weight matrices inside transformer blocks (muon)."
+    )
+    betas: Betas = Field((0.9, 0.99), description="Decay rates of the optimizer's moment estimates.")
+    eps: float = Field(1e-8, gt=0, description="Epsilon added to the denominator (adam, adamw).")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay of matrices and convolution kernels; vectors are never decayed."
+    )
+    max_grad_norm: float | None = Field(
+        None, gt=0, description="Maximum gradient norm (gradient clipping); null disables clipping."
+    )
 
 
 class PhaseOptimConfig(Section):
-    """Another phase's optimizer; what is not given is as in `optim`."""
+    """Optimizer keys of another phase; a null key takes the value of `optim`."""
 
-    lr: float | None = Field(None, gt=0, description="Peak learning rate of this phase; none: `optim.lr`.")
-    betas: Betas | None = Field(None, description="Decay rates of the moments; none: `optim.betas`.")
-    weight_decay: float | None = Field(None, ge=0, description="Weight decay; none: `optim.weight_decay`.")
+    lr: float | None = Field(None, gt=0, description="Peak learning rate of this phase; null uses `optim.lr`.")
+    betas: Betas | None = Field(
+        None, description="Decay rates of the optimizer's moment estimates; null uses `optim.betas`."
+    )
+    weight_decay: float | None = Field(None, ge=0, description="Weight decay; null uses `optim.weight_decay`.")
     max_grad_norm: float | None = Field(
-        None, gt=0, description="Largest norm of this phase's gradient; none: `optim.max_grad_norm`."
+        None, gt=0, description="Maximum gradient norm of this phase; null uses `optim.max_grad_norm`."
     )
 
 
 class OptimConfig(OptimizerConfig):
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up; the peak is reached at this step.")
-    initial_lr: float = Field(0.0, ge=0, description="Rate the warm-up sets out from.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear learning rate warm-up.")
+    initial_lr: float = Field(0.0, ge=0, description="Learning rate at the start of the warm-up.")
     schedule: Literal["constant", "cosine", "linear"] = Field(
-        "cosine", description="Course of the rate after the warm-up."
+        "cosine", description="Learning rate schedule after the warm-up."
     )
-    final_lr: float = Field(0.0, ge=0, description="Rate at the horizon and after it.")
+    final_lr: float = Field(0.0, ge=0, description="Learning rate at `optim.decay_steps` and after it.")
     decay_steps: int | None = Field(
-        None, gt=0, description="Step at which the schedule ends; fixed to `train.steps` when the run starts."
+        None,
+        gt=0,
+        description="Step at which the learning rate schedule ends; null sets it to `train.steps` when the run starts.",
     )
 
     def for_phase(self, override: PhaseOptimConfig | None = None) -> OptimizerConfig:
-        """The optimizer of one phase: the common keys, changed by the phase's own."""
+        """The optimizer keys of one phase: those of `optim`, overridden by the phase's own."""
         values = {name: getattr(self, name) for name in OptimizerConfig.model_fields}
         if override is not None:
             values.update({name: value for name, value in override if value is not None})
@@ -93,92 +118,106 @@ class OptimConfig(OptimizerConfig):
 
 
 class EMAConfig(Section):
-    enabled: bool = Field(True, description="Keep a moving average of the weights; validation and samples use it.")
-    decay: float = Field(0.999, gt=0, lt=1, description="Decay of the average, reached after a short ramp.")
-    start: int = Field(0, ge=0, description="Step before which the average is a plain copy.")
-    every: int = Field(1, gt=0, description="Steps between two updates.")
+    enabled: bool = Field(
+        True, description="Keep an exponential moving average (EMA) of the weights; validation and samples use it."
+    )
+    decay: float = Field(0.999, gt=0, lt=1, description="EMA decay, reached after a short ramp.")
+    start: int = Field(
+        0, ge=0, description="Step at which averaging starts; until then the EMA is a copy of the weights."
+    )
+    every: int = Field(1, gt=0, description="Update the EMA every N steps.")
 
 
 class EvalConfig(Section):
-    every: int = Field(500, gt=0, description="Steps between two validations.")
+    every: int = Field(500, gt=0, description="Validate every N steps.")
     batches: int | None = Field(
-        8, gt=0, description="Validation batches while training; none: all. `quintet eval` takes all."
+        8, gt=0, description="Validation batches during training; null uses all. `quintet eval` always uses all."
     )
     batch_size: int | None = Field(
-        None, gt=0, description="Items of a validation batch, over all processes; none: a micro-batch's."
+        None, gt=0, description="Global validation batch size, over all processes; null uses the size of a micro-batch."
     )
-    live: bool = Field(True, description="Validate the live weights beside the average.")
+    live: bool = Field(True, description="Also validate the live weights, in addition to the EMA.")
     num_generated: int = Field(
-        500, ge=0, description="Validation items from which `quintet eval` has a generator make something to judge."
+        500,
+        ge=0,
+        description="Number of validation items for which `quintet eval` generates samples and computes metrics.",
     )
 
 
 class SampleConfig(Section):
-    every: int = Field(500, gt=0, description="Steps between two sets of samples.")
-    num: int = Field(16, gt=0, description="Items shown in each set.")
+    every: int = Field(500, gt=0, description="Write samples every N steps.")
+    num: int = Field(16, gt=0, description="Number of items in each set of samples.")
 
 
 class CheckpointConfig(Section):
-    every: int = Field(1000, gt=0, description="Steps between two checkpoints; the last step is always saved.")
-    keep: int = Field(3, gt=0, description="Newest checkpoints kept beside the best one.")
+    every: int = Field(1000, gt=0, description="Save a checkpoint every N steps; the last step is always saved.")
+    keep: int = Field(3, gt=0, description="Number of recent checkpoints to keep, in addition to the best one.")
 
 
 class LogConfig(Section):
-    every: int = Field(20, gt=0, description="Steps between two rows of metrics.")
+    every: int = Field(20, gt=0, description="Log metrics every N steps.")
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
-        ("tensorboard",), description="Trackers beside metrics.jsonl."
+        ("tensorboard",), description="Experiment trackers, in addition to metrics.jsonl."
     )
     project: str = Field("quintet", description="Project name for W&B and trackio.")
-    name: str | None = Field(None, description="Run name for W&B and trackio; none: the folder's name.")
+    name: str | None = Field(None, description="Run name for W&B and trackio; null uses the name of the run folder.")
 
 
 class EngineConfig(Section):
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="Where to compute.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="Device; auto uses a GPU if there is one."
+    )
     precision: Literal["fp32", "bf16", "fp64"] = Field(
-        "fp32", description="bf16: autocast of the forward pass; weights stay fp32."
+        "fp32", description="Numerical precision; bf16 uses autocast in the forward pass, weights stay fp32."
     )
-    compile: bool = Field(False, description="torch.compile every module.")
-    channels_last: bool = Field(True, description="Channels-last memory for convolution kernels.")
-    deterministic: bool = Field(False, description="Deterministic algorithms on CUDA too; on CPU they always are.")
+    compile: bool = Field(False, description="Compile every module with torch.compile.")
+    channels_last: bool = Field(True, description="Channels-last memory format of convolution weights.")
+    deterministic: bool = Field(False, description="Use deterministic algorithms on CUDA; on a CPU they always are.")
     activation_checkpointing: bool = Field(
-        False, description="Activation checkpointing: recompute blocks in the backward pass to save memory."
+        False, description="Activation checkpointing: recompute blocks in the backward pass, which needs less memory."
     )
-    threads: int | None = Field(None, gt=0, description="CPU threads of a process; none: as torch finds them.")
-    world_size: int | None = Field(None, gt=0, description="Refuse to start in a world of any other size.")
-    timeout_seconds: int = Field(600, gt=0, description="How long a process waits for the others before it fails.")
-    fsdp: bool = Field(
-        False, description="Shard weights, moving average and optimizer state over the processes (FSDP2)."
+    threads: int | None = Field(None, gt=0, description="CPU threads per process; null uses the default of torch.")
+    world_size: int | None = Field(
+        None, gt=0, description="Expected number of processes; any other number is refused. null accepts any number."
     )
-    bucket_megabytes: int = Field(25, gt=0, description="Size of DDP's gradient buckets.")
+    timeout_seconds: int = Field(
+        600, gt=0, description="Seconds that a process waits for the other processes before it fails."
+    )
+    fsdp: bool = Field(False, description="Shard weights, EMA and optimizer state over the processes (FSDP2).")
+    bucket_megabytes: int = Field(25, gt=0, description="Size of the gradient buckets of DDP, in MiB.")
 
 
 class RunConfig(Section):
-    """Every value of a run. Families subclass it and narrow `recipe`, `data`, `model` and `optim`."""
+    """The full configuration of a run. Families subclass it and narrow `recipe`, `data`, `model` and `optim`."""
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Named sets of keys, dotted."""
+    """Presets: dotted keys with their values, by name."""
     FROZEN_KEYS: ClassVar[tuple[str, ...]] = ()
-    """Keys that name another trained model which this one stands on; a run keeps a copy of each in its folder. Beside
-    each stands a key NAME_hash, filled in when the run starts: later the weights must still be those."""
+    """Keys that name a frozen model which this one uses, such as a tokenizer. A run saves a copy of each in its folder.
+    Each has a second key NAME_hash, set when the run starts; weights with another hash are refused later."""
     TRANSFORMERS: ClassVar[tuple[str, ...]] = ()
-    """Types of models, as `transformers` calls them, that the recipe opens as its own, from the folders it writes."""
+    """Model types of `transformers` that the pipeline of this recipe can load from a folder."""
 
     OPTIONS: ClassVar[type[GenerateOptions] | None] = None
-    """Of a generator: the options of its pipeline, beside the prompts."""
+    """For generators: the options of the pipeline, besides the prompts."""
 
-    recipe: str = Field(description="What is trained.")
-    preset: str | None = Field(None, description="The preset this configuration started from.")
-    init: str | None = Field(None, description="A run or exported folder whose weights this run starts from.")
-    data: DataConfig = Field(default_factory=DataConfig, description="The files.")
-    model: Section = Field(default_factory=Section, description="The model.")
-    train: TrainConfig = Field(default_factory=TrainConfig, description="Length and batches.")
-    optim: OptimConfig = Field(default_factory=OptimConfig, description="Optimizer and schedule.")
-    ema: EMAConfig = Field(default_factory=EMAConfig, description="Moving average of the weights.")
+    recipe: str = Field(description="Name of the recipe.")
+    preset: str | None = Field(None, description="Preset that this configuration is based on; null for none.")
+    init: str | None = Field(
+        None, description="Run or exported folder whose weights this run starts from; null starts from random weights."
+    )
+    data: DataConfig = Field(default_factory=DataConfig, description="Data.")
+    model: Section = Field(default_factory=Section, description="Model.")
+    train: TrainConfig = Field(default_factory=TrainConfig, description="Training length and batch size.")
+    optim: OptimConfig = Field(default_factory=OptimConfig, description="Optimizer and learning rate schedule.")
+    ema: EMAConfig = Field(default_factory=EMAConfig, description="Exponential moving average of the weights.")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Validation.")
-    sample: SampleConfig = Field(default_factory=SampleConfig, description="Samples while training.")
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving.")
+    sample: SampleConfig = Field(default_factory=SampleConfig, description="Samples during training.")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Checkpoints.")
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
-    engine: EngineConfig = Field(default_factory=EngineConfig, description="Devices and precision.")
+    engine: EngineConfig = Field(
+        default_factory=EngineConfig, description="Device, precision and distributed training."
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
@@ -189,28 +228,29 @@ class RunConfig(Section):
             )
 
     @model_validator(mode="after")
-    def _batches_divide(self) -> RunConfig:
+    def _check_batch_size(self) -> RunConfig:
         if self.train.batch_size % self.train.grad_accum_steps:
             raise ValueError(
-                f"train.batch_size={self.train.batch_size} is not divisible by train.grad_accum_steps={self.train.grad_accum_steps}"
+                f"train.batch_size={self.train.batch_size} is not divisible by "
+                f"train.grad_accum_steps={self.train.grad_accum_steps}"
             )
         return self
 
     def changed(self, overrides: Mapping[str, Any]) -> Self:
-        """The same configuration with dotted keys replaced, checked anew."""
+        """A copy with some dotted keys replaced, validated again."""
         tree = self.model_dump(mode="json")
         merge_into(tree, expand(overrides))
         return validate(type(self), tree)
 
-    def adopt(self, whose: str, found: Mapping[str, Any]) -> Self:
-        """The same with keys that follow from something else, which what was asked for must not contradict."""
-        for key, theirs in found.items():
+    def adopt(self, owner: str, values: Mapping[str, Any]) -> Self:
+        """A copy with keys that are determined by `owner`, such as a tokenizer; keys that contradict it are refused."""
+        for key, expected in values.items():
             own: Any = self
             for name in key.split("."):
                 own = getattr(own, name)
-            if own is not None and own != theirs:
-                raise UsageError(f"{key}={own}, but {whose} has {theirs}")
-        return self.changed({key: list(value) if isinstance(value, tuple) else value for key, value in found.items()})
+            if own is not None and own != expected:
+                raise UsageError(f"{key}={own}, but {owner} has {expected}")
+        return self.changed({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
 
     def to_yaml(self) -> str:
         return to_yaml(self.model_dump(mode="json"), sort_keys=False)
@@ -226,7 +266,7 @@ def build(
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ConfigT:
-    """Defaults, then the preset, then the file, then the overrides: the later wins."""
+    """Merge defaults, the preset, the file and the overrides, in this order; later values win."""
     tree: Tree = {}
     if preset is not None:
         if preset not in schema.PRESETS:
@@ -247,19 +287,20 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def refuse_changes(old: RunConfig, new: RunConfig, allowed: Iterable[str] = RESUMABLE) -> None:
-    """A resumed run keeps its mathematics: anything but the allowed keys is an error with the difference."""
+    """Raise `UsageError` if keys that affect the results of a resumed run differ; the message lists them."""
     prefixes = tuple(allowed)
     refused = {key: pair for key, pair in differences(old, new).items() if not key.startswith(prefixes)}
     if refused:
         listed = "; ".join(f"{key}: {before!r} -> {after!r}" for key, (before, after) in refused.items())
         raise UsageError(
             f"a resumed run cannot change {listed}; start a new run from these weights with "
-            "`quintet train … --init RUN`, or bend this one with `quintet resume RUN … --force`"
+            "`quintet train … --init RUN`, or override with `quintet resume RUN … --force` (the run is then no longer "
+            "reproducible from its configuration)"
         )
 
 
 def describe(config: RunConfig) -> str:
-    """The commented YAML of all keys: meaning, choices and value."""
+    """YAML of all keys, each with its value and a comment: description and choices."""
     return "\n".join(_describe(config, depth=0)) + "\n"
 
 

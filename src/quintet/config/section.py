@@ -1,4 +1,4 @@
-"""`Section`, a checked group of keys, and the one-sentence message for every wrong key or value."""
+"""`Section`, a validated group of configuration keys, and one-sentence error messages for wrong keys and values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quintet.errors import UsageError
 
 
 class Section(BaseModel):
-    """A group of keys. Unknown keys are refused; values do not change after they were checked."""
+    """A group of keys. Unknown keys are refused; validated values are immutable."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
@@ -26,7 +26,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def validate(schema: type[SectionT], tree: Tree) -> SectionT:
-    """Check a tree of values against a schema; a failure is one sentence that names the key and the fix."""
+    """Validate a tree of values; the `UsageError` is one sentence that names the key and the fix."""
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
@@ -34,9 +34,9 @@ def validate(schema: type[SectionT], tree: Tree) -> SectionT:
 
 
 def migrated(schema: type[BaseModel], tree: Tree, section: str = "") -> Tree:
-    """A tree that a run, a checkpoint or an export stored, with present names of keys.
+    """A stored configuration of a run, checkpoint or export, with current key names.
 
-    `section` is the section, such as `model`, whose inside the tree is; empty for a whole configuration.
+    `section` is the name of the section that `tree` holds, such as `model`; empty for a full configuration.
     """
     known = set(keys(schema, f"{section}." if section else ""))
     return dict(migrate({section: tree}, known)[section]) if section else migrate(tree, known)
@@ -63,22 +63,22 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
 def _explain(schema: type[BaseModel], detail: Any) -> str:
     key = _key_of(schema, detail["loc"])
     if detail["type"] == "extra_forbidden":
-        # A misspelt section is reported by the key the person wrote inside it.
+        # For a misspelt section, report the first key inside it.
         inside = detail["input"]
         while isinstance(inside, Mapping) and inside and key.count(".") < 5:
             name, inside = next(iter(inside.items()))
             key = f"{key}.{name}"
         return unknown_key(key, list(keys(schema)))
     message = str(detail["msg"]).removeprefix("Value error, ")
-    whole_section = isinstance(detail["input"], Mapping)
-    if not key or (whole_section and detail["type"] == "value_error"):
+    is_section = isinstance(detail["input"], Mapping)
+    if not key or (is_section and detail["type"] == "value_error"):
         return message  # about several keys, which it names
-    got = "" if whole_section else f" (got {short(detail['input'])})"
+    got = "" if is_section else f" (got {short(detail['input'])})"
     return f"{plain(key)}: {message[0].lower()}{message[1:]}{got}"
 
 
 def _key_of(schema: type[BaseModel], location: Sequence[int | str]) -> str:
-    """The dotted key an error is about, without the parts that pydantic adds for unions and places in a list."""
+    """The dotted key an error is about, without the parts that pydantic adds for unions and list indices."""
     parts: list[str] = []
     section: type[BaseModel] | None = schema
     for part in location:
@@ -92,11 +92,11 @@ def _key_of(schema: type[BaseModel], location: Sequence[int | str]) -> str:
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """The message for a key that does not exist: its present name where it was renamed, else the nearest key."""
-    present = renamed(key, known)
-    if present is not None:
-        return f"unknown key {short(key)}: it is called '{present}' now"
-    key = key if len(key) <= LONGEST_VALUE else f"{key[: LONGEST_VALUE - 1]}…"  # comparing takes time
+    """The message for a key that does not exist: its current name if it was renamed, else the most similar key."""
+    current = renamed(key, known)
+    if current is not None:
+        return f"unknown key {short(key)}: it was renamed to '{current}'"
+    key = key if len(key) <= LONGEST_VALUE else f"{key[: LONGEST_VALUE - 1]}…"  # difflib is slow on long texts
     by_last_part = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}
     near = [by_last_part[key]] if key in by_last_part else difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     near = near or [by_last_part[part] for part in difflib.get_close_matches(key.rsplit(".", 1)[-1], by_last_part, n=1)]

@@ -1,4 +1,4 @@
-"""Owns the keys by which a model is told what to make in words. Free of torch, so that help is quick."""
+"""Configuration keys of text conditioning. Imports no torch, so that help is quick."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from pydantic import Field, field_validator, model_validator
 from quintet.config import Section
 
 PRETRAINED = "hf:"
-"""Before the folder or name of a frozen text encoder."""
+"""Prefix of the folder or name of a pretrained model of `transformers`."""
 
 
 class TextConfig(Section):
-    """What reads the texts of a generator, and how long they may be."""
+    """Text conditioning of a generator."""
 
     text: str = Field(
         "bytes",
-        description="What reads the text: bytes or words, an encoder of these, trained with the model (words are "
-        "understood sooner, bytes are the same in every script); classes, a vector for each class; hf:PATH_OR_NAME, a "
-        "frozen encoder of transformers; vectors, text embeddings that a data set in Python brings along; none, no "
-        "text.",
+        description="Text encoder: bytes or words (trained with the model; words learn faster, bytes fit any text), "
+        "classes (an embedding per class), hf:PATH_OR_NAME (a frozen encoder of transformers), vectors (embeddings "
+        "from a Python dataset) or none (no text conditioning).",
     )
     classes: tuple[str, ...] | None = Field(
-        None, description="Names of the classes for text=classes; none: the captions found in the data."
+        None, description="Class names for model.text=classes; null uses the distinct captions of the data."
     )
-    vector_dim: int | None = Field(None, ge=1, description="Width of those text embeddings, for text=vectors.")
-    text_dim: int = Field(
-        128, ge=16, le=16_384, multiple_of=8, description="Width of the vectors that the model is told things by."
+    vector_dim: int | None = Field(
+        None, ge=1, description="Dimension of the text embeddings for model.text=vectors; null for any other encoder."
     )
-    text_depth: int = Field(2, ge=1, le=64, description="Blocks of the encoder of bytes or words.")
-    text_heads: int = Field(4, ge=1, description="Attention heads of what makes those vectors.")
+    text_dim: int = Field(128, ge=16, le=16_384, multiple_of=8, description="Dimension of the conditioning vectors.")
+    text_depth: int = Field(2, ge=1, le=64, description="Number of blocks of the text encoder (bytes, words).")
+    text_heads: int = Field(
+        4, ge=1, description="Number of attention heads of the text encoder; must divide `model.text_dim`."
+    )
     text_length: int = Field(
         128,
         ge=8,
         le=4096,
-        description="Longest text, in bytes, words or a frozen encoder's tokens; longer ones are cut.",
+        description="Maximum text length, in bytes, words or tokens of a frozen encoder; longer texts are truncated.",
     )
 
     @field_validator("text")
@@ -53,15 +54,15 @@ class TextConfig(Section):
             raise ValueError("name at least one class")
         twice = [name for name, times in Counter(classes).items() if times > 1]
         if twice:
-            raise ValueError(f"every class is named once, but {twice[0]!r} is there twice")
+            raise ValueError(f"class names must be unique, but {twice[0]!r} is listed twice")
         return classes
 
     @model_validator(mode="after")
-    def _texts_fit(self) -> TextConfig:
+    def _check_text(self) -> TextConfig:
         if self.text_dim % self.text_heads:
-            raise ValueError(f"model.text_heads={self.text_heads} does not divide a width of {self.text_dim}")
+            raise ValueError(f"model.text_heads={self.text_heads} does not divide model.text_dim={self.text_dim}")
         if self.classes is not None and self.text != "classes":
-            raise ValueError(f"model.classes are for model.text=classes, not for model.text={self.text}")
+            raise ValueError(f"model.classes needs model.text=classes, not model.text={self.text}")
         if (self.vector_dim is None) == (self.text == "vectors"):
-            raise ValueError("model.text=vectors and model.vector_dim belong together")
+            raise ValueError("model.text=vectors and model.vector_dim must be set together")
         return self

@@ -1,4 +1,4 @@
-"""Trees of configuration values: YAML, dotted keys, and texts of wrong values that are safe to print."""
+"""Trees of configuration values: YAML, dotted keys, and printable forms of wrong values."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ from quintet.errors import UsageError
 Tree = dict[str, Any]
 
 _LARGEST_FILE = 2**20
-"""Bytes of a configuration; all keys with comments take a hundredth of it."""
+"""Maximum size of a configuration file, in bytes; all keys with comments need about a hundredth of it."""
 _DEEPEST_KEY = 20
 LONGEST_VALUE = 200
-"""Characters of a wrong value or key that a message repeats."""
+"""Maximum number of characters of a wrong value or key that a message quotes."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e4 and 3e-4 for text; everyone who writes them means numbers.
+    """Reads 1e4 and 3e-4 as numbers, which are text in YAML 1.1.
 
-    No aliases: a few lines of them stand for more values than any memory holds. No integers of more than 64 bits.
+    Aliases are refused, because a few lines of them can expand to more values than fit in memory. Integers of more
+    than 64 bits are refused too.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not read; write the value out")
+            raise yaml.YAMLError("aliases (*name) are not supported; write the value out")
         return super().compose_node(parent, index)
 
     def construct_integer(self, node: Any) -> int:
         text = str(self.construct_scalar(node))
         value = self.construct_yaml_int(node) if len(text) <= _LONGEST_INTEGER else 2**64
         if abs(value) >= 2**64:
-            raise yaml.YAMLError(f"{short(text)} is too large a number")
+            raise yaml.YAMLError(f"the integer {short(text)} is too large")
         return value
 
 
 _LONGEST_INTEGER = 100
-"""Characters: enough for 64 bits in base 2, and too few to keep the reader busy."""
+"""Characters: enough for 64 bits in base 2, and few enough to parse quickly."""
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
 _UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
-"""What PyYAML raises for texts that are not YAML; tags on values they do not fit let its own errors through."""
+"""Exceptions of PyYAML for texts that are not YAML; tags that do not fit their values raise built-in exceptions."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that `_Loader` would take for numbers."""
+    """Quotes texts that `_Loader` would read as numbers."""
 
     def analyze_scalar(self, scalar: str) -> Any:
         analysis = super().analyze_scalar(scalar)
@@ -69,7 +70,7 @@ def to_yaml(value: Any, **options: Any) -> str:
 
 
 def parse_overrides(arguments: Sequence[str]) -> Tree:
-    """`["train.steps=100", …]` to dotted keys and typed values, in the notation of YAML."""
+    """Parse `["train.steps=100", …]` to dotted keys and typed values, in YAML notation."""
     result: Tree = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
@@ -83,15 +84,15 @@ def parse_value(text: str, key: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except _UNREADABLE:
-        raise UsageError(f"{plain(key)}: {short(text)} is not a value YAML can read; put it in quotes") from None
+        raise UsageError(f"{plain(key)}: {short(text)} is not valid YAML; put it in quotes") from None
 
 
 def read_yaml(path: Path) -> Tree:
     try:
         tree = yaml.load(_read_text(path), _Loader)
         if not isinstance(tree, dict):
-            raise UsageError(f"{path} does not hold a mapping of keys to values")
-        # Both nested sections and dotted keys are welcome.
+            raise UsageError(f"{path} does not contain a mapping of keys to values")
+        # Both nested sections and dotted keys are accepted.
         return expand(tree)
     except OSError as error:
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from None
@@ -104,7 +105,7 @@ def _read_text(path: Path) -> str:
     with path.open("rb") as file:
         content = file.read(_LARGEST_FILE + 1)
     if len(content) > _LARGEST_FILE:
-        raise UsageError(f"{path} is no configuration: it is larger than {_LARGEST_FILE // 2**20} MB")
+        raise UsageError(f"{path} is not a configuration: it is larger than {_LARGEST_FILE // 2**20} MB")
     return content.decode("utf-8")
 
 
@@ -123,7 +124,7 @@ def expand(flat: Mapping[Any, Any]) -> Tree:
 
 
 def merge_into(tree: Tree, other: Mapping[str, Any]) -> None:
-    """Lay `other` over `tree` in place, section by section."""
+    """Merge `other` into `tree` in place, section by section."""
     for key, value in other.items():
         if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
             merge_into(tree[key], value)
@@ -142,20 +143,20 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tree:
     return flat
 
 
-def data_path(place: str | os.PathLike[str]) -> str:
-    """A folder of data as a run keeps it, wherever it is resumed from; an address stays as it is."""
-    return str(place) if "://" in str(place) else str(Path(place).resolve())
+def data_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a data folder, so that a run can be resumed from any working directory; URLs are kept."""
+    return str(path) if "://" in str(path) else str(Path(path).resolve())
 
 
 def short(value: Any) -> str:
-    """A value as it may stand in a sentence, whoever wrote it."""
+    """A value in a form that is safe and short enough for a message."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes out
+    except ValueError:  # an integer with more digits than Python converts to text
         text = "a number too long to show"
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
 
 
 def plain(text: str) -> str:
-    """The same for a text that stands without quotes."""
+    """The same for a text that is printed without quotes."""
     return short(text) if len(text) > LONGEST_VALUE or not text.isprintable() else text

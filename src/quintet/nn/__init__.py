@@ -1,1 +1,1 @@
-"""Building blocks that more than one family uses."""
+"""Network modules and losses that more than one family uses."""

@@ -1,7 +1,7 @@
-"""Owns adversarial training: a patch discriminator, the losses of both sides, and the adaptive weight.
+"""Adversarial training: a patch discriminator, the losses of generator and discriminator, and the adaptive weight.
 
-Nothing here knows the loop. A recipe makes two phases of it: the discriminator's on `cat(real, fake.detach())` and
-the generator's through the discriminator's raw module, frozen.
+This module is independent of the training loop. A recipe has two phases: the discriminator's, on
+`cat(real, fake.detach())`, and the generator's, through the frozen, unwrapped module of the discriminator.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LECAM_DECAY = 0.99
 
 
 class PatchDiscriminator(nn.Module):
-    """Strided convolutions to a map of logits, each about a patch of the picture.
+    """PatchGAN discriminator: strided convolutions from images to a map of logits, one per patch.
 
-    As many of the `layers` as the picture allows: it never shrinks below 4 pixels a side. The running means of the
-    logits are for LeCam; they change in `update` alone.
+    Small images use fewer than `layers` layers, so that feature maps keep at least 4 pixels per side. The running means
+    of the logits are used by LeCam regularisation; only `update` changes them.
     """
 
     real_mean: Tensor
@@ -46,15 +46,16 @@ class PatchDiscriminator(nn.Module):
         self.register_buffer("fake_mean", torch.zeros(()))
 
     def forward(self, images: Tensor, others: Tensor | None = None) -> Tensor:
-        """Logits of the pictures, then of the others, apart: a penalty on the first costs the others nothing.
+        """Logits (batch, 1, rows, columns) of `images`, then of `others`.
 
-        One call for both, because a module that DDP wraps may be called only once before its backward pass.
+        The two are computed separately, so that a gradient penalty on `images` needs no second backward pass through
+        `others`. Both are in one call, because a module wrapped by DDP may be called only once per backward pass.
         """
         logits: Tensor = self.layers(images)
         return logits if others is None else torch.cat([logits, self.layers(others)])
 
     def update(self, real_mean: Tensor, fake_mean: Tensor) -> None:
-        """Move the running means of the logits, after an accepted step."""
+        """Update the running means of the logits, after an accepted step."""
         self.real_mean.lerp_(real_mean.to(self.real_mean.dtype), 1 - LECAM_DECAY)
         self.fake_mean.lerp_(fake_mean.to(self.fake_mean.dtype), 1 - LECAM_DECAY)
 
@@ -62,9 +63,9 @@ class PatchDiscriminator(nn.Module):
 def patch_loss(
     discriminator: nn.Module, real: Tensor, fake: Tensor, penalised: bool
 ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, Tensor]]:
-    """The hinge loss of a `PatchDiscriminator` on real and made pictures, its parts, and the logits of both.
+    """Hinge loss of a `PatchDiscriminator` on real and fake images, its components, and the logits of both.
 
-    Where a penalty is asked for it is among the parts, and not yet in the loss.
+    With `penalised`, the components include the gradient penalty, which is not part of the returned loss.
     """
     real = real.detach().requires_grad_(penalised)
     fake = fake.detach().to(real.dtype)
@@ -86,15 +87,15 @@ def hinge_generator_loss(fake: Tensor) -> Tensor:
 
 
 def lecam_penalty(real: Tensor, fake: Tensor, real_mean: Tensor, fake_mean: Tensor) -> Tensor:
-    """Keeps each side's logits near the other side's running mean (Tseng et al. 2021, 2104.03310)."""
+    """LeCam: keeps real and fake logits near each other's running mean (Tseng et al. 2021, 2104.03310)."""
     return F.relu(real - fake_mean).square().mean() + F.relu(real_mean - fake).square().mean()
 
 
 def gradient_penalty(logits: Tensor, images: Tensor) -> Tensor:
-    """Holds the slope at the real pictures at 1, (|gradient| - 1)^2; the caller weighs it.
+    """Gradient penalty (|gradient| - 1)^2 at `images` (batch, channels, height, width), without its weight.
 
-    The slope of a picture's mean logit. That of the sum over patches would hold dozens of logits to the slope of one,
-    and a discriminator so bound tells nothing apart: both sides' logits stay equal.
+    The gradient is that of the mean logit of an image. The gradient of the sum over patches would restrict dozens of
+    logits to the slope of one; such a discriminator cannot separate real and fake images.
     """
     (gradient,) = torch.autograd.grad(logits.reshape(len(logits), -1).mean(1).sum(), images, create_graph=True)
     gradient = at_least_fp32(gradient)
@@ -107,11 +108,11 @@ def gradient_penalty(logits: Tensor, images: Tensor) -> Tensor:
 def adaptive_weight(
     layer: nn.Conv2d, features: Tensor, reconstruction_slope: Tensor, adversarial_slope: Tensor
 ) -> Tensor:
-    """How strong the adversarial gradient may be at the last layer: as strong as the reconstruction's.
+    """Weight at which the adversarial gradient at the last layer is as large as the reconstruction gradient.
 
-    The slopes are the losses' gradients at the layer's output and `features` is its input, so that the gradients of
-    its weights take one convolution each and no second pass through the discriminator. They are averaged over
-    ranks before their norms are taken, because the norm of a mean is not the mean of norms.
+    The slopes are the gradients of the losses at the layer's output and `features` is its input, so that the weight
+    gradients need one convolution each and no second pass through the discriminator. They are averaged over ranks
+    before their norms are taken, because the norm of a mean is not the mean of norms.
     """
     norms = []
     for slope in (reconstruction_slope, adversarial_slope):

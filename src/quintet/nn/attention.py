@@ -1,9 +1,9 @@
-"""Multi-head attention of tokens to themselves or to a context, through `scaled_dot_product_attention`.
+"""Multi-head self-attention and cross-attention, with `scaled_dot_product_attention` and a KV cache.
 
-Shapes are `(batch, tokens, dim)`. Masks are boolean, true where there is something. No softmax is ever over nothing,
-which would be NaN: `attention_mask` lets a query that may see no key at all see all of them (or, causal, itself).
+Shapes are `(batch, tokens, dim)`. Masks are boolean, true at valid tokens. A softmax over no keys would be NaN, so
+`attention_mask` lets a query without any valid key attend to all keys (or, if causal, to itself).
 
-A causal transformer keeps keys and values from one step of decoding to the next, in room taken once: `KVCache`.
+`KVCache` holds the keys and values of a causal transformer between decoding steps, in memory allocated once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from quintet.nn.positions import CosSin, apply_rotary
 
 
 class LayerKVCache:
-    """The keys and values of the tokens that one self-attention has seen, `(batch, heads, max_length, head_dim)`.
+    """Keys and values of one self-attention layer, `(batch, heads, max_length, head_dim)`.
 
-    The room is taken at the first step, in the precision that the step runs in; of it, `length` places are filled.
+    Memory is allocated at the first step, in the dtype of that step; the first `length` positions are filled.
     """
 
     keys: Tensor
@@ -32,14 +32,14 @@ class LayerKVCache:
     def __init__(self, max_length: int) -> None:
         self.max_length = max_length
         self.length = 0
-        self.has_room = False
+        self.allocated = False
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add `(batch, heads, new, head_dim)` and return all there is."""
-        if not self.has_room:
+        """Append keys and values `(batch, heads, new, head_dim)`, and return those of all positions."""
+        if not self.allocated:
             batch, heads, _, head_dim = keys.shape
             self.keys, self.values = keys.new_empty(2, batch, heads, self.max_length, head_dim)
-            self.has_room = True
+            self.allocated = True
         last = self.length + keys.shape[2]
         self.keys[:, :, self.length : last] = keys
         self.values[:, :, self.length : last] = values
@@ -47,17 +47,17 @@ class LayerKVCache:
         return self.keys[:, :, :last], self.values[:, :, :last]
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these rows of the batch alone."""
-        if self.has_room:
+        """Keep only these rows of the batch."""
+        if self.allocated:
             self.keys, self.values = self.keys[rows], self.values[rows]
 
 
 @dataclass
 class KVCache:
-    """What a causal transformer keeps from one `step` to the next.
+    """State of a causal transformer between two calls of `step`.
 
-    `contexts` are the keys and values of every block's attention to the context, made once; `context_mask` is what
-    `attention_mask` made.
+    `contexts` are the precomputed keys and values of each block's cross-attention; `context_mask` is the result of
+    `attention_mask`.
     """
 
     layers: list[LayerKVCache]
@@ -66,7 +66,7 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """How many tokens were seen."""
+        """Number of tokens in the cache."""
         return self.layers[0].length
 
     @property
@@ -74,65 +74,71 @@ class KVCache:
         return self.layers[0].max_length
 
     def rewind(self) -> None:
-        """Forget the tokens, and keep the room and the context."""
+        """Remove all tokens; the allocated memory and the context are kept."""
         for layer in self.layers:
             layer.length = 0
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these rows of the batch alone."""
+        """Keep only these rows of the batch."""
         for layer in self.layers:
             layer.select(rows)
         self.contexts = [(keys[rows], values[rows]) for keys, values in self.contexts]
         self.context_mask = None if self.context_mask is None else self.context_mask[rows]
 
 
-SHORT_ROW = 512
-"""Places up to which it is the quicker one."""
+MAX_BF16_LENGTH = 512
+"""Longest row for which `cpu_bf16_attention` is faster."""
 
 
 def is_cpu_bf16_faster(queries: Tensor, keys: Tensor) -> bool:
-    """On a CPU torch's kernel of attention in bf16, forth and back, takes two to four times as long as products up to
-    some hundred places do (`benchmarks/attention.py`); in fp32, and of long rows, it is the quicker one."""
+    """Whether `cpu_bf16_attention` is faster than torch's kernel.
+
+    On a CPU in bf16, forward and backward of torch's kernel take two to four times as long as plain matrix products for
+    rows of up to a few hundred tokens (`benchmarks/attention.py`). In fp32 and for long rows the kernel is faster.
+    """
     return (
         queries.dtype == torch.bfloat16
         and queries.device.type == "cpu"
-        and max(queries.shape[-2], keys.shape[-2]) <= SHORT_ROW
+        and max(queries.shape[-2], keys.shape[-2]) <= MAX_BF16_LENGTH
     )
 
 
 def cpu_bf16_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """`mask` says which keys each query may see, as `scaled_dot_product_attention` takes it."""
-    out: Tensor = _Products.apply(queries, keys, values, mask)  # type: ignore[no-untyped-call]
+    """Attention by matrix products, of `(batch, heads, tokens, head_dim)`.
+
+    `mask` is true where a query may attend to a key, as for `scaled_dot_product_attention`.
+    """
+    out: Tensor = _CPUAttention.apply(queries, keys, values, mask)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Products(torch.autograd.Function):
-    """The backward pass is its own because torch's makes the gradient of the keys across, and whoever takes that
-    copies it back along their rows."""
+class _CPUAttention(torch.autograd.Function):
+    """Has its own backward pass, because that of torch returns a transposed gradient of the keys, which callers then
+    have to copy."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        by_head = queries.shape[:2]
-        # Batch and heads as one axis before any product: one that had to do it itself would copy keys across, too.
+        shape = queries.shape[:2]
+        # Flatten batch and heads before any product; otherwise the product itself would copy the transposed keys.
         queries, keys, values = (tensor.flatten(0, 1) for tensor in (queries * _scale(queries), keys, values))
         scores = queries @ keys.transpose(-1, -2)
         if mask is not None:
-            scores.view(*by_head, *scores.shape[1:]).masked_fill_(~mask, -math.inf)
+            scores.view(*shape, *scores.shape[1:]).masked_fill_(~mask, -math.inf)
         weights = scores.softmax(-1).to(values.dtype)
         ctx.save_for_backward(queries, keys, values, weights)
         attended = weights @ values
-        return attended.view(*by_head, *attended.shape[1:])
+        return attended.view(*shape, *attended.shape[1:])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         queries, keys, values, weights = ctx.saved_tensors
-        by_head, gradient = gradient.shape[:2], gradient.flatten(0, 1)
-        of_weights = gradient @ values.transpose(-1, -2)
-        of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-        of_queries = of_scores @ keys * _scale(queries)
-        of_keys = of_scores.transpose(-1, -2) @ queries
-        of_values = weights.transpose(-1, -2) @ gradient
-        first, second, third = (part.view(*by_head, *part.shape[1:]) for part in (of_queries, of_keys, of_values))
+        shape, gradient = gradient.shape[:2], gradient.flatten(0, 1)
+        grad_weights = gradient @ values.transpose(-1, -2)
+        grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        grad_queries = grad_scores @ keys * _scale(queries)
+        grad_keys = grad_scores.transpose(-1, -2) @ queries
+        grad_values = weights.transpose(-1, -2) @ gradient
+        first, second, third = (part.view(*shape, *part.shape[1:]) for part in (grad_queries, grad_keys, grad_values))
         return first, second, third, None
 
 
@@ -145,10 +151,10 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class CrossKV:
-    """What every block's attention to a context needs of it, made once for many passes by `precompute_cross_kv`.
+    """Keys and values of a context for the cross-attention of all blocks, computed once by `precompute_cross_kv`.
 
-    `keys` and `values` are `(batch, blocks, heads, places, head_dim)`, of one block without `blocks`; `mask` is what
-    `attention_mask` made. The first place is that of `nothing`.
+    `keys` and `values` are `(batch, blocks, heads, positions, head_dim)`, or without `blocks` for one block; `mask` is
+    the result of `attention_mask`. The first position is the learned null context.
     """
 
     keys: Tensor
@@ -160,23 +166,23 @@ class CrossKV:
 
     @property
     def attending_rows(self) -> Tensor | None:
-        """The numbers of the rows that see more than `nothing`, if not all do."""
-        # On a GPU it would have to be read from there which they are.
+        """Indices of the rows that attend to more than the null context; None if all do."""
+        # On a GPU this would need a synchronisation.
         if self.mask.device.type != "cpu":
             return None
         attends = self.mask[:, 0, 0, 1:].any(1)
         return None if attends.all() else attends.nonzero()[:, 0]
 
     def select(self, rows: Tensor) -> CrossKV:
-        """Of these rows of the batch alone."""
+        """A copy with only these rows of the batch."""
         return CrossKV(*(tensor.index_select(0, rows) for tensor in (self.keys, self.values, self.mask)))
 
 
 class Attention(nn.Module):
-    """Attention of tokens to themselves, or, with a `context_dim`, to a context.
+    """Self-attention, or cross-attention if `context_dim` is set.
 
-    `normalise` brings every query and key to one length (Dehghani et al. 2023, 2302.05442), so that scores cannot
-    grow without bound. Queries alone have a learned scale: only its product with the keys' would count.
+    `normalise` normalises queries and keys (QK norm, Dehghani et al. 2023, 2302.05442), so that attention scores are
+    bounded. Only queries have a learned scale; a scale of the keys would be redundant.
     """
 
     def __init__(
@@ -190,11 +196,11 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         if causal and context_dim is not None:
-            raise UsageError("Attention to a context cannot be causal.")
+            raise UsageError("Cross-attention cannot be causal.")
         self.head_dim = head_dim
         self.causal = causal
         inner = heads * head_dim
-        self.crosses = context_dim is not None
+        self.is_cross_attention = context_dim is not None
         if context_dim is None:
             self.to_queries_keys_values = nn.Linear(dim, 3 * inner, bias=False)
         else:
@@ -210,20 +216,23 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         cos_sin: CosSin | None = None,
     ) -> Tensor:
-        """`mask` is what `attention_mask` made of the keys' mask; `cos_sin` are those of self-attention."""
+        """`(batch, tokens, dim)` to the same shape; `mask` is the result of `attention_mask` for the keys' mask.
+
+        `cos_sin` are the rotary embeddings of self-attention.
+        """
         if isinstance(context, CrossKV):
             return self._cross_attend_rows(x, context)
-        if self.crosses:
-            assert context is not None, "this attention needs a context"
+        if self.is_cross_attention:
+            assert context is not None, "cross-attention needs a context"
             queries = self._queries(x)
             keys, values = self._keys_values(context)
         else:
             queries, keys, values = self._queries_keys_values(x, cos_sin)
-        causal = self.causal and mask is None  # with a mask, `attention_mask` has put both in one
+        causal = self.causal and mask is None  # with a mask, `attention_mask` has combined both
         return self._attend(queries, _by_head(keys), _by_head(values), mask, causal)
 
     def step(self, x: Tensor, cache: LayerKVCache, cos_sin: CosSin | None = None) -> Tensor:
-        """Causal self-attention of tokens that follow those in the cache, which then has them too."""
+        """Causal self-attention of new tokens `(batch, new, dim)`, which are appended to the cache."""
         queries, keys, values = self._queries_keys_values(x, cos_sin)
         keys, values = cache.append(_by_head(keys), _by_head(values))
         new, before = x.shape[1], cache.length - x.shape[1]
@@ -233,21 +242,21 @@ class Attention(nn.Module):
         return self._attend(queries, keys, values, mask, causal=new > 1 and not before)
 
     def cross_kv(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a context, `(batch, heads, places, head_dim)`, for `cross_attend`."""
+        """Keys and values of a context, `(batch, heads, positions, head_dim)`, for `cross_attend`."""
         keys, values = self._keys_values(context)
         return _by_head(keys).contiguous(), _by_head(values).contiguous()
 
     def cross_attend(self, x: Tensor, context: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """Attention to a context of which the keys and values were made before."""
+        """Cross-attention to precomputed keys and values."""
         return self._attend(self._queries(x), *context, mask)
 
     def _cross_attend_rows(self, x: Tensor, context: CrossKV) -> Tensor:
         rows = context.attending_rows
         if rows is None:
             return self.cross_attend(x, (context.keys, context.values), context.mask)
-        # All attention of the others is on one position, whatever the query, so none is computed.
-        nothing: Tensor = self.to_out(context.values[:, :, :1].transpose(1, 2).flatten(2))
-        out = nothing.repeat(1, x.shape[1], 1)
+        # The other rows attend only to the null context, whatever the query, so their attention is constant.
+        null: Tensor = self.to_out(context.values[:, :, :1].transpose(1, 2).flatten(2))
+        out = null.repeat(1, x.shape[1], 1)
         if not len(rows):
             return out
         own = context.select(rows)
@@ -271,7 +280,7 @@ class Attention(nn.Module):
         return self._normalised(keys), values
 
     def _heads(self, joined: Tensor) -> Tensor:
-        """`(batch, tokens, heads, head_dim)`; by plain torch, because a cached step is short."""
+        """`(batch, tokens, heads, head_dim)`; without einops, whose overhead matters in short cached steps."""
         return joined.reshape(*joined.shape[:2], -1, self.head_dim)
 
     def _normalised(self, heads: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -282,8 +291,8 @@ class Attention(nn.Module):
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False
     ) -> Tensor:
-        """Queries by token, keys and values by head."""
-        # Views: the kernels take any order of axes, and give theirs back so that heads join without a copy.
+        """Queries `(batch, tokens, heads, head_dim)`; keys and values `(batch, heads, tokens, head_dim)`."""
+        # Views: the kernels accept any order of axes, and their output joins heads without a copy.
         queries = _by_head(queries)
         if is_cpu_bf16_faster(queries, keys) and not causal:
             attended = cpu_bf16_attention(queries, keys, values, mask)
@@ -299,7 +308,7 @@ def _by_head(tensor: Tensor) -> Tensor:
 
 
 def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:
-    """Which keys each query may see, `(batch, 1, 1 or queries, keys)`, from which keys are there; never none."""
+    """Mask `(batch, 1, 1 or queries, keys)` from the mask of valid keys `(batch, keys)`; every query has a key."""
     if not causal:
         return (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]
     length = mask.shape[1]

@@ -1,8 +1,8 @@
-"""Owns what a masked transformer is told beside its tokens: texts, and the codes of a smaller picture.
+"""Conditioning of a masked transformer: text encoders, and low-resolution codes for super-resolution.
 
-What reads texts has two halves. `prepare(texts, keep)` makes `text` and `text_mask` of them, batch first and on the
-CPU; where `keep` is False the whole row is masked, whatever its text says. The call with these two makes vectors
-`(batch, symbols, text_dim)` of them, with what is trained, and tells which of the vectors are there.
+A text encoder has two parts. `prepare(texts, keep)` turns texts into the tensors `text` and `text_mask`, batch first
+and on the CPU; where `keep` is False the full row is masked, whatever its text. `forward(text, text_mask)` has the
+trained parameters: it returns vectors `(batch, symbols, text_dim)` and their mask `(batch, symbols)`.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from quintet.config.text import PRETRAINED, TextConfig
 from quintet.errors import UsageError
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 from quintet.nn.pretrained_text import PretrainedText
-from quintet.nn.text import ByteTextEncoder, WordTextEncoder, kept_rows
+from quintet.nn.text import ByteTextEncoder, WordTextEncoder, mask_dropped
 from quintet.nn.transformer import Transformer
 
 Conditioning = Mapping[str, Tensor]
-"""Batch first: `text` and `text_mask`, what a text becomes; `low`, the tokens of the smaller picture; `there`, which
-tokens there are, where not all. What `MaskGit.precompute_conditioning` made has encoded texts and tokens instead."""
+"""Named tensors, batch first: `text` and `text_mask` of a text encoder; `low`, low-resolution tokens; `valid_mask`, the
+valid tokens of rows that end early. `MaskGit.precompute_conditioning` replaces them by encoded tensors."""
 
 LOW_DEPTH = 2
-"""Blocks of the transformer over low-resolution codes."""
+"""Number of blocks of the transformer over low-resolution codes."""
 
 
 def make_text_conditioning(config: TextConfig) -> TextConditioning | None:
-    """What `config.text` names; None for a model without text."""
+    """The text encoder that `config.text` names; None for a model without text."""
     if config.text == "none":
         return None
     if config.text == "classes":
         if config.classes is None:
-            raise UsageError("model.text=classes needs model.classes where no data gives them")
+            raise UsageError("model.text=classes needs model.classes if there are no captions to take them from")
         return ClassTable(config.classes, config.text_dim)
     if config.text.startswith(PRETRAINED):
         return FrozenText(config.text, config.text_dim, config.text_length, default_folder())
     if config.vector_dim is not None:
-        return GivenVectors(config.vector_dim, config.text_dim)
-    reader = WordTextEncoder if config.text == "words" else ByteTextEncoder
-    return reader(config.text_dim, config.text_depth, config.text_heads, config.text_length)
+        return PrecomputedText(config.vector_dim, config.text_dim)
+    encoder = WordTextEncoder if config.text == "words" else ByteTextEncoder
+    return encoder(config.text_dim, config.text_depth, config.text_heads, config.text_length)
 
 
 class ClassTable(nn.Module):
-    """A text is the name of a class, and a class is a vector."""
+    """Class conditioning: a text is the name of a class, and each class has an embedding."""
 
     def __init__(self, names: Sequence[str], dim: int) -> None:
         super().__init__()
         self.numbers = {name: number for number, name in enumerate(names)}
-        # Starts at the scale of the vectors that the other encoders make, which end in a norm.
+        # Initialised at the scale of the other encoders, whose output is normalised.
         self.embedding = nn.Embedding(len(names), dim)
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
-        kept = [True] * len(texts) if keep is None else keep.tolist()
-        ids = [self._number(text) if there else 0 for text, there in zip(texts, kept, strict=True)]
+        keep_list = [True] * len(texts) if keep is None else keep.tolist()
+        ids = [self._number(text) if kept else 0 for text, kept in zip(texts, keep_list, strict=True)]
         return {
             "text": torch.tensor(ids, dtype=torch.int64)[:, None],
-            "text_mask": torch.tensor(kept, dtype=torch.bool)[:, None],
+            "text_mask": torch.tensor(keep_list, dtype=torch.bool)[:, None],
         }
 
     def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,14 +74,13 @@ class ClassTable(nn.Module):
         if text not in self.numbers:
             (nearest,) = difflib.get_close_matches(text, self.numbers, n=1, cutoff=0)
             raise UsageError(
-                f"{text[:80]!r} is not one of the {len(self.numbers)} classes this model knows; "
-                f"the nearest is {nearest!r}"
+                f"{text[:80]!r} is not one of the {len(self.numbers)} classes of this model; did you mean {nearest!r}?"
             )
         return self.numbers[text]
 
 
 class FrozenText(nn.Module):
-    """A frozen encoder, which is no part of the weights, and a trained layer from its width to the model's."""
+    """A frozen text encoder, which is not part of the state dict, and a trained projection to `dim`."""
 
     def __init__(self, reference: str, dim: int, max_length: int, cache: Path | None) -> None:
         super().__init__()
@@ -90,26 +89,26 @@ class FrozenText(nn.Module):
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         vectors, mask = self.encoder.embed(texts)
-        return {"text": vectors, "text_mask": kept_rows(mask, keep)}
+        return {"text": vectors, "text_mask": mask_dropped(mask, keep)}
 
     def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
         return _projected(text, self.project), text_mask
 
 
-class GivenVectors(nn.Module):
-    """Embeddings of texts that somebody else has made, and a trained layer from their width to the model's."""
+class PrecomputedText(nn.Module):
+    """Precomputed text embeddings of `input_dim` (model.text=vectors), and a trained projection to `dim`."""
 
-    def __init__(self, given_dim: int, dim: int) -> None:
+    def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()
-        self.given_dim = given_dim
-        self.project = nn.Linear(given_dim, dim)
+        self.input_dim = input_dim
+        self.project = nn.Linear(input_dim, dim)
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
-        """Of no text at all: this reads none."""
+        """Only for dropped or empty texts: this model cannot encode texts."""
         if any(texts) and (keep is None or keep.any()):
-            raise UsageError("this model is told by text embeddings (model.text=vectors): it reads no text itself")
+            raise UsageError("this model takes text embeddings (model.text=vectors); it cannot encode texts")
         return {
-            "text": torch.zeros(len(texts), 1, self.given_dim),
+            "text": torch.zeros(len(texts), 1, self.input_dim),
             "text_mask": torch.zeros(len(texts), 1, dtype=torch.bool),
         }
 
@@ -118,27 +117,26 @@ class GivenVectors(nn.Module):
 
 
 def _projected(vectors: Tensor, project: nn.Linear) -> Tensor:
-    """Who makes embeddings chooses their scale; the model should not depend on it."""
+    """Projected embeddings, normalised first: encoders differ in their scale."""
     out: Tensor = project(F.layer_norm(vectors.to(project.weight.dtype), (project.in_features,)))
     return out
 
 
-TextConditioning = ByteTextEncoder | WordTextEncoder | ClassTable | FrozenText | GivenVectors
+TextConditioning = ByteTextEncoder | WordTextEncoder | ClassTable | FrozenText | PrecomputedText
 
 
-class LowVectors(NamedTuple):
-    """What low-resolution tokens become: a context `(batch, places, text_dim)`, and `(batch, tokens, dim)` to add."""
+class LowResVectors(NamedTuple):
+    """Encoded low-resolution tokens: a context `(batch, positions, text_dim)`, and `(batch, tokens, dim)` to add."""
 
     context: Tensor
-    covering: Tensor
+    per_token: Tensor
 
 
 class LowResolution(nn.Module):
-    """The codes of a smaller picture, for a model of super-resolution (Chang et al. 2023, 2301.00704).
+    """Encoder of low-resolution codes for a super-resolution model (Chang et al. 2023, 2301.00704).
 
-    They pass through a small transformer into the context, as in the paper. Besides, every token's input gets the
-    embedding of the code that covers it: that code is the best evidence for it, and attention need not learn first
-    which place lies over which.
+    A small transformer encodes them for the context, as in the paper. In addition, the input of every token gets the
+    embedding of the low-resolution code at its position, so that attention need not learn the correspondence first.
     """
 
     cover: Tensor
@@ -154,10 +152,13 @@ class LowResolution(nn.Module):
     ) -> None:
         super().__init__()
         if {len(low_res_grid), len(grid)} - {2, 3}:
-            raise UsageError("model.grid and model.low_res_grid have rows and columns, and levels if there are any")
+            raise UsageError(
+                "model.grid and model.low_res_grid need rows and columns, and for a residual quantizer also the number "
+                "of quantizers"
+            )
         self.low_res_grid, self.low_res_num_codes = tuple(low_res_grid), low_res_num_codes
         self.levels = math.prod(low_res_grid[2:])
-        # The same code means something else at another level, so every level has rows of its own.
+        # Codes of different quantizers have different embeddings.
         self.embedding = nn.Embedding(self.levels * low_res_num_codes, text_dim)
         self.covering = nn.Embedding(self.levels * low_res_num_codes, dim)
         for table in (self.embedding, self.covering):
@@ -169,40 +170,40 @@ class LowResolution(nn.Module):
             text_dim // heads,
             positions=LearnedPositions(low_res_grid[:2], text_dim),
         )
-        # Not saved: it follows from the grids.
+        # Not saved: determined by the grids.
         self.register_buffer("cover", covering_positions(low_res_grid, grid), persistent=False)
 
-    def forward(self, low: Tensor) -> LowVectors:
-        """`low` is (batch, tokens of the low grid)."""
+    def forward(self, low: Tensor) -> LowResVectors:
+        """`low` is (batch, low-resolution tokens)."""
         self._check(low)
-        levels = rearrange(low, "b (places levels) -> b places levels", levels=self.levels)
+        levels = rearrange(low, "b (positions levels) -> b positions levels", levels=self.levels)
         ids = levels + self.low_res_num_codes * torch.arange(self.levels, device=low.device)
         context = self.transformer(self.embedding(ids).sum(2))
-        return LowVectors(context, self.covering(ids).sum(2)[:, self.cover])
+        return LowResVectors(context, self.covering(ids).sum(2)[:, self.cover])
 
     def _check(self, low: Tensor) -> None:
         expected = math.prod(self.low_res_grid)
         if low.dim() != 2 or low.shape[1] != expected:
             raise UsageError(
-                f"low-resolution codes of shape {tuple(low.shape)} are not rows of {expected} "
+                f"low-resolution codes of shape {tuple(low.shape)} do not have {expected} codes per row "
                 f"(model.low_res_grid={self.low_res_grid})"
             )
-        # Not on a GPU: reading from it would hold up every step.
+        # Not on a GPU: it would synchronise in every step.
         if (
             low.device.type == "cpu"
             and low.numel()
             and not 0 <= int(low.min()) <= int(low.max()) < self.low_res_num_codes
         ):
             raise UsageError(
-                f"low-resolution codes from {int(low.min())} to {int(low.max())} are not all in the vocabulary "
-                f"of model.low_res_num_codes={self.low_res_num_codes}"
+                f"low-resolution codes from {int(low.min())} to {int(low.max())} are out of range for "
+                f"model.low_res_num_codes={self.low_res_num_codes}"
             )
 
 
 def covering_positions(low_res_grid: Sequence[int], grid: Sequence[int]) -> Tensor:
-    """For each token of a grid, the place of the low grid under its centre; levels lie on one place."""
+    """For each token of a grid, the index of the low-resolution position at its centre, (tokens,)."""
     rows, columns = (
         (2 * torch.arange(size) + 1) * low // (2 * size) for low, size in zip(low_res_grid[:2], grid[:2], strict=True)
     )
-    places = rows[:, None] * low_res_grid[1] + columns
-    return places.flatten().repeat_interleave(math.prod(grid[2:]))
+    positions = rows[:, None] * low_res_grid[1] + columns
+    return positions.flatten().repeat_interleave(math.prod(grid[2:]))

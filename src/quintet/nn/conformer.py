@@ -1,8 +1,8 @@
-"""Owns the conformer: attention and convolution in one block, over frames on a line (Gulati et al. 2020, 2005.08100).
+"""Conformer: blocks of attention and convolution over a sequence of frames (Gulati et al. 2020, 2005.08100).
 
-Shapes are `(batch, frames, dim)`; masks are boolean, `(batch, frames)`, true where there is something. Neither
-attention nor convolution lets a masked frame reach another one, even if it is NaN: a row comes out the same alone and
-beside longer ones. What comes out in a masked place has no meaning.
+Shapes are `(batch, frames, dim)`; masks are boolean, `(batch, frames)`, true at valid frames. A masked frame affects no
+other frame, even if it is NaN, so the output of a row does not depend on longer rows in the batch. The output at
+masked positions is meaningless.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from quintet.nn.transformer import FeedForward, make_norm
 
 
 class Convolution(nn.Module):
-    """Pointwise and gated, over `kernel` frames channel by channel, normalised, Swish, pointwise.
+    """Convolution module: pointwise with GLU, depthwise over `kernel` frames, norm, Swish, pointwise.
 
-    The norm is over the channels of one frame. One over the batch, as in the paper, would let rows and padding be felt
-    by each other.
+    The norm is a layer norm over the channels of a frame. The batch norm of the paper would make rows depend on each
+    other and on padding.
     """
 
     def __init__(self, dim: int, kernel: int = 5, expansion: int = 1) -> None:
         super().__init__()
         if kernel < 1 or kernel % 2 == 0:
-            raise UsageError(f"A convolution over {kernel} frames has no frame in its middle; give an odd number.")
+            raise UsageError(f"The kernel size of a conformer convolution must be odd, not {kernel}.")
         inner = dim * expansion
         self.to_gated = nn.Linear(dim, 2 * inner, bias=False)
         self.over_frames = nn.Conv1d(inner, inner, kernel, padding=kernel // 2, groups=inner, bias=False)
@@ -36,24 +36,24 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         gated = F.glu(self.to_gated(x), dim=-1)
         if mask is not None:
-            # What lies beyond the end of a row is then what lies beyond the end of the longest: zeros.
+            # Zeros beyond the end of a row, like the zero padding beyond the longest row.
             gated = gated.masked_fill(~mask[..., None], 0)
         out: Tensor = self.to_out(F.silu(self.norm(self._mixed(gated))))
         return out
 
     def _mixed(self, x: Tensor) -> Tensor:
-        """Over frames, channel by channel, as a picture one pixel wide whose channels lie together, as they do here.
+        """Depthwise convolution over frames, as a channels-last 2-D convolution over images one pixel wide.
 
-        The kernels for lines of frames want them apart, and take about six times as long on a CPU.
+        The 1-D kernels need channels first, and take about six times as long on a CPU.
         """
-        picture = x[:, :, None].permute(0, 3, 1, 2)
+        image = x[:, :, None].permute(0, 3, 1, 2)
         kernel = self.over_frames.weight[..., None]
-        mixed = F.conv2d(picture, kernel, padding=(kernel.shape[2] // 2, 0), groups=len(kernel))
+        mixed = F.conv2d(image, kernel, padding=(kernel.shape[2] // 2, 0), groups=len(kernel))
         return mixed[..., 0].transpose(1, 2)
 
 
 class ConformerBlock(nn.Module):
-    """Half a feed-forward, attention, convolution, half a feed-forward; each normalised before; a norm at the end."""
+    """Half feed-forward, attention, convolution, half feed-forward; pre-norm, with a final norm."""
 
     recomputable = True
 
@@ -62,27 +62,27 @@ class ConformerBlock(nn.Module):
         dim: int,
         heads: int,
         head_dim: int = 64,
-        multiplier: float = 4.0,
+        ff_mult: float = 4.0,
         kernel: int = 5,
         expansion: int = 1,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.first_norm = make_norm("layer", dim)
-        self.first = FeedForward(dim, multiplier)
+        self.first = FeedForward(dim, ff_mult)
         self.attention_norm = make_norm("layer", dim)
         self.attention = Attention(dim, heads, head_dim)
         self.convolution_norm = make_norm("layer", dim)
         self.convolution = Convolution(dim, kernel, expansion)
         self.last_norm = make_norm("layer", dim)
-        self.last = FeedForward(dim, multiplier)
+        self.last = FeedForward(dim, ff_mult)
         self.norm = make_norm("layer", dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, cos_sin: CosSin | None = None) -> Tensor:
-        seen = None if mask is None else attention_mask(mask)
+        keys_mask = None if mask is None else attention_mask(mask)
         x = x + 0.5 * self.dropout(self.first(self.first_norm(x)))
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask=seen, cos_sin=cos_sin))
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask=keys_mask, cos_sin=cos_sin))
         x = x + self.dropout(self.convolution(self.convolution_norm(x), mask))
         x = x + 0.5 * self.dropout(self.last(self.last_norm(x)))
         out: Tensor = self.norm(x)
@@ -90,7 +90,7 @@ class ConformerBlock(nn.Module):
 
 
 class Conformer(nn.Module):
-    """Blocks over at most `max_frames` frames; attention sees distances, by rotary positions."""
+    """Conformer blocks with rotary positions, over at most `max_frames` frames."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Conformer(nn.Module):
         depth: int,
         heads: int,
         head_dim: int = 64,
-        multiplier: float = 4.0,
+        ff_mult: float = 4.0,
         kernel: int = 5,
         expansion: int = 1,
         dropout: float = 0.0,
@@ -108,12 +108,12 @@ class Conformer(nn.Module):
         self.max_frames = max_frames
         self.rotary = Rotary((max_frames,), head_dim)
         self.blocks = nn.ModuleList(
-            ConformerBlock(dim, heads, head_dim, multiplier, kernel, expansion, dropout) for _ in range(depth)
+            ConformerBlock(dim, heads, head_dim, ff_mult, kernel, expansion, dropout) for _ in range(depth)
         )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.shape[1] > self.max_frames:
-            raise UsageError(f"{x.shape[1]} frames are more than the {self.max_frames} of a conformer's positions.")
+            raise UsageError(f"{x.shape[1]} frames exceed the maximum of {self.max_frames} of this conformer.")
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
         cos_sin = self.rotary((x.shape[1],))

@@ -1,4 +1,4 @@
-"""Owns blocks of convolutions over pictures, which more than one tokenizer has."""
+"""Convolution blocks over images that several tokenizers use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 GROUP = 8
-"""Channels normalised together."""
+"""Channels per group of a group norm."""
 
 
 class ResidualBlock(nn.Module):
-    """Two normalised 3 x 3 convolutions beside the identity."""
+    """Residual block: two pre-norm 3 x 3 convolutions, `(batch, dim, height, width)` to the same shape."""
 
     recomputable = True
 
@@ -20,7 +20,7 @@ class ResidualBlock(nn.Module):
         self.first = nn.Conv2d(dim, dim, 3, padding=1)
         self.second_norm = nn.GroupNorm(dim // GROUP, dim)
         self.second = nn.Conv2d(dim, dim, 3, padding=1)
-        # A block starts by adding no more than a constant, so that depth costs nothing at the beginning.
+        # Zero-initialised: a block starts close to the identity, whatever the depth.
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""k-means: Lloyd's rounds over all vectors at once, and no cluster left empty.
+"""k-means clustering (Lloyd's algorithm) without empty clusters.
 
-`fit` looks for good centres: it starts far apart (k-means++) and goes on until nothing changes. `start_codebook` looks
-for a start that training goes on with: from random vectors, for a few rounds.
+`fit` searches for good centres: k-means++ initialisation, then iterations until convergence. `init_codebook` finds
+initial codes for training: random vectors, then a few iterations.
 """
 
 from __future__ import annotations
@@ -14,42 +14,45 @@ from torch import Tensor
 from quintet.common import rng
 from quintet.errors import UsageError
 
-ROUNDS = 100
-STARTED_FROM = 32
-"""Vectors a cluster that the start is chosen from; all of them would take as long as the rounds."""
-SCORES_AT_ONCE = 2**22
-"""Elements of the matrix of scores: small enough for a cache, large enough for the matrix product."""
+MAX_ITERATIONS = 100
+INIT_VECTORS_PER_CLUSTER = 32
+"""Number of random vectors per cluster that k-means++ chooses from; using all would take as long as the iterations."""
+MAX_SCORES = 2**22
+"""Elements of the score matrix per chunk: small enough for the CPU cache, large enough for an efficient product."""
 
 
 class Clusters(NamedTuple):
-    """Centres (clusters, dim), and what became of the vectors they were found in."""
+    """Result of `fit`: centres (clusters, dim), number of iterations, and explained variance."""
 
     centres: Tensor
     rounds: int
     explained: float
-    """Share of the vectors' variance that lies between clusters, not within them."""
+    """Fraction of the variance of the vectors that is between clusters."""
 
 
-def fit(vectors: Tensor, clusters: int, seed: int, rounds: int = ROUNDS) -> Clusters:
-    """Until no vector (n, dim) changes its cluster, or for so many rounds. The same seed gives the same centres."""
+def fit(vectors: Tensor, clusters: int, seed: int, rounds: int = MAX_ITERATIONS) -> Clusters:
+    """Cluster `vectors` (n, dim) until no vector changes its cluster, for at most `rounds` iterations.
+
+    The same seed gives the same centres.
+    """
     if clusters > len(vectors):
-        raise UsageError(f"{clusters} clusters cannot be found in {len(vectors)} vectors")
+        raise UsageError(f"cannot make {clusters} clusters of {len(vectors)} vectors; use fewer clusters or more data")
     generator = torch.Generator().manual_seed(rng.seed_from(seed, "k-means"))
-    some = torch.randperm(len(vectors), generator=generator)[: STARTED_FROM * clusters]
-    centres = far_apart(vectors[some.to(vectors.device)], clusters, generator)
-    codes, taken, settled = nearest(vectors, centres), 0, False
-    while not settled and taken < rounds:
+    some = torch.randperm(len(vectors), generator=generator)[: INIT_VECTORS_PER_CLUSTER * clusters]
+    centres = kmeans_plus_plus(vectors[some.to(vectors.device)], clusters, generator)
+    codes, iterations, converged = nearest(vectors, centres), 0, False
+    while not converged and iterations < rounds:
         centres = _refilled_means(vectors, codes, clusters)
-        before, codes, taken = codes, nearest(vectors, centres), taken + 1
-        settled = torch.equal(before, codes)
+        before, codes, iterations = codes, nearest(vectors, centres), iterations + 1
+        converged = torch.equal(before, codes)
     within = (vectors - centres[codes]).square().sum(dtype=torch.float64)
-    all_of_it = (vectors - vectors.mean(0)).square().sum(dtype=torch.float64)
-    explained = float(1 - within / all_of_it) if all_of_it else 1.0
-    return Clusters(centres, taken, explained)
+    total = (vectors - vectors.mean(0)).square().sum(dtype=torch.float64)
+    explained = float(1 - within / total) if total else 1.0
+    return Clusters(centres, iterations, explained)
 
 
-def far_apart(vectors: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Some of the vectors, each drawn by its squared distance to those drawn before (Arthur & Vassilvitskii 2007)."""
+def kmeans_plus_plus(vectors: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+    """k-means++: initial centres (clusters, dim), sampled by squared distance (Arthur & Vassilvitskii 2007)."""
     chosen = [int(torch.randint(len(vectors), (1,), generator=generator))]
     squares = vectors.square().sum(1)
     distances = torch.full_like(squares, torch.inf)
@@ -59,13 +62,13 @@ def far_apart(vectors: Tensor, clusters: int, generator: torch.Generator) -> Ten
         distances = distances.minimum(to_last.clamp_(min=0))
         distances[last] = 0
         reached = distances.double().cumsum(0)
-        place = torch.searchsorted(reached, at * reached[-1], right=True)
-        chosen.append(min(int(place), len(vectors) - 1))
+        index = torch.searchsorted(reached, at * reached[-1], right=True)
+        chosen.append(min(int(index), len(vectors) - 1))
     return vectors[chosen]
 
 
-def start_codebook(vectors: Tensor, num_codes: int, seed: int, rounds: int = 10) -> Tensor:
-    """Codes (num_codes, dim) from random vectors; a cluster that falls empty starts again at a random vector."""
+def init_codebook(vectors: Tensor, num_codes: int, seed: int, rounds: int = 10) -> Tensor:
+    """Initial codes (num_codes, dim): k-means from random vectors; an empty cluster restarts at a random vector."""
     generator = torch.Generator().manual_seed(rng.seed_from(seed, "k-means"))
     shuffled = torch.randperm(len(vectors), generator=generator)
     first = shuffled.repeat(-(-num_codes // len(vectors)))[:num_codes]
@@ -78,13 +81,13 @@ def start_codebook(vectors: Tensor, num_codes: int, seed: int, rounds: int = 10)
 
 
 def nearest(vectors: Tensor, codebook: Tensor) -> Tensor:
-    """The index of the code nearest to each of `(n, dim)` vectors.
+    """The index (n,) of the nearest code for each of `vectors` (n, dim); `codebook` is (codes, dim).
 
     The smallest |v - c|^2 is the largest v.c - |c|^2 / 2.
     """
     offsets = codebook.square().sum(-1).mul_(-0.5)
     columns = codebook.t()
-    rows = max(1, SCORES_AT_ONCE // len(codebook))
+    rows = max(1, MAX_SCORES // len(codebook))
     if len(vectors) <= rows:
         return torch.addmm(offsets, vectors, columns).argmax(-1)
     parts = (vectors[start : start + rows] for start in range(0, len(vectors), rows))
@@ -92,21 +95,21 @@ def nearest(vectors: Tensor, codebook: Tensor) -> Tensor:
 
 
 def sums_by_code(vectors: Tensor, codes: Tensor, num_codes: int) -> Tensor:
-    """The sum of the vectors of each code, `(num_codes, dim)`."""
+    """Sum of the vectors (n, dim) assigned to each code, `(num_codes, dim)`."""
     return vectors.new_zeros(num_codes, vectors.shape[-1]).index_add_(0, codes, vectors)
 
 
 def _refilled_means(vectors: Tensor, codes: Tensor, clusters: int) -> Tensor:
-    """The mean of each cluster; an empty one starts again at a vector that is far from its own centre."""
+    """The mean of each cluster; an empty cluster restarts at one of the vectors farthest from their centres."""
     means, counts = _means(vectors, codes, clusters)
     empty = (counts == 0).nonzero()[:, 0]
     if len(empty):
-        away = (vectors - means[codes]).square().sum(1)
-        means[empty] = vectors[away.topk(len(empty)).indices]
+        distances = (vectors - means[codes]).square().sum(1)
+        means[empty] = vectors[distances.topk(len(empty)).indices]
     return means
 
 
 def _means(vectors: Tensor, codes: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-    """The mean (clusters, dim) of the vectors of each cluster, zero where there are none, and how many they are."""
+    """Mean (clusters, dim) of each cluster, zero for an empty one, and the number of vectors (clusters,)."""
     counts = torch.bincount(codes, minlength=clusters)
     return sums_by_code(vectors, codes, clusters) / counts.clamp(min=1)[:, None], counts

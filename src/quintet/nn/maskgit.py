@@ -1,7 +1,6 @@
-"""Owns `MaskGit`, a masked transformer over a grid of tokens (2-D for pictures, 3-D for video), and `TokenCritic`.
+"""`MaskGit`, a masked transformer over a grid of tokens (2-D for images, 3-D for video), and `TokenCritic`.
 
-Which tokens are masked, what is minimised and how tokens are decoded are not here: see `sampling/masked.py` and the
-families' recipes.
+Masking and decoding are in `sampling/masked.py`, the losses in the tasks of the families.
 """
 
 from __future__ import annotations
@@ -24,45 +23,45 @@ from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
-    GivenVectors,
     LowResolution,
+    PrecomputedText,
     TextConditioning,
     make_text_conditioning,
 )
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
-from quintet.nn.text import kept_rows
+from quintet.nn.text import mask_dropped
 from quintet.nn.transformer import Transformer
 
-FEW_SHAPES = 64
-"""Tokens asked for alone come in multiples of so many."""
+POSITIONS_MULTIPLE = 64
+"""The number of requested positions is padded to a multiple of this, to limit the number of shapes."""
 
 
-class _Read(NamedTuple):
-    """Texts and low-resolution codes as the transformer takes them: a context and its mask, and what covers tokens."""
+class _Encoded(NamedTuple):
+    """Encoded conditioning: a context with its mask, and low-resolution embeddings to add to the tokens."""
 
     context: Tensor | CrossKV | None
     mask: Tensor | None
-    covering: Tensor | None
+    low_res: Tensor | None
 
 
-class _Tokens(nn.Module):
-    """What generator and critic share: tokens, a text and the codes of a smaller picture into vectors on a grid.
+class _TokenTransformer(nn.Module):
+    """Base of generator and critic: tokens, texts and low-resolution codes to hidden vectors on a grid.
 
-    Rows that end early come with the conditioning `there`, (batch, tokens): where it is False nothing is seen.
+    Rows that end early have the conditioning `valid_mask` (batch, tokens); tokens where it is False are ignored.
     """
 
     def __init__(self, config: MaskGitConfig) -> None:
         super().__init__()
         if config.grid is None or config.num_codes is None:
-            raise UsageError("model.grid and model.num_codes are needed where no tokenizer gives them")
+            raise UsageError("model.grid and model.num_codes are required if there is no tokenizer to take them from")
         self.config = config
         self.grid = config.grid
         self.mask_id = config.num_codes
         self.embedding = nn.Embedding(config.num_codes + 1, config.dim)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
-        self.merging = Merging(config.code_patch_size, config.dim) if config.code_patch_size is not None else None
-        seen = config.grid if self.merging is None else self.merging.merged(config.grid)
+        self.merging = CodePatches(config.code_patch_size, config.dim) if config.code_patch_size is not None else None
+        position_grid = config.grid if self.merging is None else self.merging.patch_grid(config.grid)
         self.transformer = Transformer(
             config.dim,
             config.depth,
@@ -70,8 +69,8 @@ class _Tokens(nn.Module):
             config.dim // config.heads,
             context_dim=None if config.text == "none" and config.low_res_grid is None else config.text_dim,
             dropout=config.dropout,
-            positions=LearnedPositions(seen, config.dim),
-            rotary=Rotary(seen, config.dim // config.heads, theta=100.0) if config.rotary else None,
+            positions=LearnedPositions(position_grid, config.dim),
+            rotary=Rotary(position_grid, config.dim // config.heads, theta=100.0) if config.rotary else None,
         )
         self.low: LowResolution | None = None
         if config.low_res_grid is not None and config.low_res_num_codes is not None:
@@ -89,49 +88,49 @@ class _Tokens(nn.Module):
         return math.prod(self.grid)
 
     def texts(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
-        """Texts as conditioning; where `keep` is False the text is dropped, which is not the same as an empty one."""
+        """Conditioning tensors of texts; where `keep` is False the text is dropped, unlike an empty text."""
         if self.text_encoder is None:
             return {}
         device = self.embedding.weight.device
-        return {name: made.to(device) for name, made in self.text_encoder.prepare(texts, keep).items()}
+        return {name: tensor.to(device) for name, tensor in self.text_encoder.prepare(texts, keep).items()}
 
     def text_vectors(self, vectors: Tensor, mask: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
-        """The same of texts that somebody else has embedded, (batch, words, width), and which words there are."""
+        """The same for precomputed text embeddings (batch, tokens, vector_dim) with `mask` (batch, tokens)."""
         encoder = self.text_encoder
-        if not isinstance(encoder, FrozenText | GivenVectors):
-            raise UsageError(f"text embeddings are for model.text=vectors, not for model.text={self.config.text}")
+        if not isinstance(encoder, FrozenText | PrecomputedText):
+            raise UsageError(f"text embeddings need model.text=vectors, not model.text={self.config.text}")
         if vectors.shape[-1] != encoder.project.in_features:
             raise UsageError(
-                f"text embeddings {vectors.shape[-1]} wide are not those of this model, which takes "
+                f"text embeddings of dimension {vectors.shape[-1]} do not fit this model, which takes "
                 f"{encoder.project.in_features}"
             )
         device = self.embedding.weight.device
-        return {"text": vectors.to(device), "text_mask": kept_rows(mask, keep).to(device)}
+        return {"text": vectors.to(device), "text_mask": mask_dropped(mask, keep).to(device)}
 
     def cache_texts(self, folder: Path | None) -> None:
-        """Where a frozen text encoder's embeddings are kept, if not in the user's cache folder; None: nowhere."""
+        """Set the cache folder for embeddings of a frozen text encoder; None disables the cache."""
         if isinstance(self.text_encoder, FrozenText):
             self.text_encoder.encoder.root = folder
 
     @torch.no_grad()
     def precompute_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:
-        """The conditioning for many passes: texts and low-resolution codes are encoded here, and not in each of them.
+        """Encode texts and low-resolution codes once, for many forward passes.
 
         Goes through `__call__`: FSDP gathers parameters in forward hooks.
         """
-        made: dict[str, Tensor] = self(None, conditioning, once=True)
-        return made
+        precomputed: dict[str, Tensor] = self(None, conditioning, precompute=True)
+        return precomputed
 
     def _precompute_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:
-        context, mask, covering = self._read(conditioning)
+        context, mask, low_res = self._encode(conditioning)
         if context is None or isinstance(context, CrossKV):
             return dict(conditioning)
         assert mask is not None
-        seen = self.transformer.precompute_cross_kv(context, mask)
-        made = {"keys": seen.keys, "values": seen.values, "keys_mask": seen.mask}
-        made.update({"covering": covering} if covering is not None else {})
-        made.update({"there": conditioning["there"]} if "there" in conditioning else {})
-        return made
+        cross_kv = self.transformer.precompute_cross_kv(context, mask)
+        precomputed = {"keys": cross_kv.keys, "values": cross_kv.values, "keys_mask": cross_kv.mask}
+        precomputed.update({"low_res": low_res} if low_res is not None else {})
+        precomputed.update({"valid_mask": conditioning["valid_mask"]} if "valid_mask" in conditioning else {})
+        return precomputed
 
     def hidden(
         self,
@@ -140,32 +139,32 @@ class _Tokens(nn.Module):
         extra: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """The last vectors of the transformer; `extra` is added to its input.
+        """Output of the transformer, (batch, tokens, dim); `extra` (batch, tokens, dim) is added to its input.
 
-        With `where`, numbers of tokens counted over the whole batch, of those alone.
+        With `where`, flat indices of tokens over the batch, only those: (indices, dim).
         """
         x = self.embedding(tokens)
         if extra is not None:
             x = x + extra
-        context, mask, covering = self._read(conditioning)
-        if covering is not None:
-            x = x + covering
-        there = conditioning.get("there")
-        if there is None and self.merging is None:
-            alone: Tensor = self.transformer(x, None, context, mask, grid=self._shown(x), where=where)
-            return alone
-        # On a GPU it would have to be read from there which rows are how long.
-        if there is None or there.device.type != "cpu":
-            made = self._through(x, there, context, mask)
+        context, mask, low_res = self._encode(conditioning)
+        if low_res is not None:
+            x = x + low_res
+        valid_mask = conditioning.get("valid_mask")
+        if valid_mask is None and self.merging is None:
+            direct: Tensor = self.transformer(x, None, context, mask, grid=self._grid_of(x), where=where)
+            return direct
+        # On a GPU, grouping rows by length would need a synchronisation.
+        if valid_mask is None or valid_mask.device.type != "cpu":
+            hidden = self._transform(x, valid_mask, context, mask)
         else:
-            made = self._through_by_length(x, there, context, mask)
-        return made if where is None else made.flatten(0, 1).index_select(0, where)
+            hidden = self._transform_by_length(x, valid_mask, context, mask)
+        return hidden if where is None else hidden.flatten(0, 1).index_select(0, where)
 
-    def _read(self, conditioning: Conditioning) -> _Read:
+    def _encode(self, conditioning: Conditioning) -> _Encoded:
         if "keys" in conditioning:
-            seen = CrossKV(conditioning["keys"], conditioning["values"], conditioning["keys_mask"])
-            return _Read(seen, None, conditioning.get("covering"))
-        covering: Tensor | None = None
+            cross_kv = CrossKV(conditioning["keys"], conditioning["values"], conditioning["keys_mask"])
+            return _Encoded(cross_kv, None, conditioning.get("low_res"))
+        low_res: Tensor | None = None
         contexts: list[Tensor] = []
         masks: list[Tensor] = []
         if "text" in conditioning:
@@ -175,97 +174,102 @@ class _Tokens(nn.Module):
             masks.append(mask)
         if self._has_low(conditioning):
             assert self.low is not None
-            vectors, covering = self.low(conditioning["low"])
+            vectors, low_res = self.low(conditioning["low"])
             contexts.append(vectors)
             masks.append(torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device))
-        return _Read(_joined(contexts), _joined(masks), covering)
+        return _Encoded(_concat(contexts), _concat(masks), low_res)
 
-    def _through(
-        self, x: Tensor, there: Tensor | None, context: Tensor | CrossKV | None, context_mask: Tensor | None
+    def _transform(
+        self, x: Tensor, valid_mask: Tensor | None, context: Tensor | CrossKV | None, context_mask: Tensor | None
     ) -> Tensor:
-        shown = self._shown(x)
+        """(batch, tokens, dim) through the transformer, in patches if `code_patch_size` is set."""
+        grid = self._grid_of(x)
         if self.merging is None:
-            alone: Tensor = self.transformer(x, there, context, context_mask, grid=shown)
-            return alone
-        groups = None if there is None else self.merging.group(there[..., None], shown).any(-1)
-        made = self.transformer(self.merging(x, shown), groups, context, context_mask, grid=self.merging.merged(shown))
-        return self.merging.apart(made, shown)
+            direct: Tensor = self.transformer(x, valid_mask, context, context_mask, grid=grid)
+            return direct
+        patch_mask = None if valid_mask is None else self.merging.patchify(valid_mask[..., None], grid).any(-1)
+        patches = self.transformer(
+            self.merging(x, grid), patch_mask, context, context_mask, grid=self.merging.patch_grid(grid)
+        )
+        return self.merging.unpatchify(patches, grid)
 
-    def _through_by_length(
-        self, x: Tensor, there: Tensor, context: Tensor | CrossKV | None, context_mask: Tensor | None
+    def _transform_by_length(
+        self, x: Tensor, valid_mask: Tensor, context: Tensor | CrossKV | None, context_mask: Tensor | None
     ) -> Tensor:
-        """The same, rows of one length together and cut there: what a row lacks costs nothing."""
-        slice_of_it = math.prod(self.grid[1:])
-        last = (there * torch.arange(there.shape[1])).amax(1)
-        ends = (last // slice_of_it + 1) * slice_of_it
-        parts, numbers = [], []
+        """The same, separately for rows of each length and truncated to it, so that padding is not computed."""
+        slice_size = math.prod(self.grid[1:])
+        last = (valid_mask * torch.arange(valid_mask.shape[1])).amax(1)
+        ends = (last // slice_size + 1) * slice_size
+        parts, indices = [], []
         for end in sorted({*ends.tolist()}):
             rows = (ends == end).nonzero()[:, 0]
-            seen = there.index_select(0, rows)[:, :end]
+            mask = valid_mask.index_select(0, rows)[:, :end]
             own_context = context.select(rows) if isinstance(context, CrossKV) else _of_rows(context, rows)
             own = x.index_select(0, rows)[:, :end]
-            made = self._through(own, None if seen.all() else seen, own_context, _of_rows(context_mask, rows))
-            parts.append(F.pad(made, (0, 0, 0, x.shape[1] - end)))
-            numbers.append(rows)
-        return torch.cat(parts).index_select(0, torch.cat(numbers).argsort())
+            hidden = self._transform(own, None if mask.all() else mask, own_context, _of_rows(context_mask, rows))
+            parts.append(F.pad(hidden, (0, 0, 0, x.shape[1] - end)))
+            indices.append(rows)
+        return torch.cat(parts).index_select(0, torch.cat(indices).argsort())
 
-    def _shown(self, x: Tensor) -> tuple[int, ...]:
-        """How tokens lie: of a grid its beginning along the first axis will do, as of a video that is shorter."""
-        slice_of_it = math.prod(self.grid[1:])
-        return (x.shape[1] // slice_of_it, *self.grid[1:])
+    def _grid_of(self, x: Tensor) -> tuple[int, ...]:
+        """The grid of the tokens, which may be shorter than the model's along the first axis (a shorter video)."""
+        slice_size = math.prod(self.grid[1:])
+        return (x.shape[1] // slice_size, *self.grid[1:])
 
     def _has_low(self, conditioning: Conditioning) -> bool:
         if self.low is None and "low" in conditioning:
-            raise UsageError("low-resolution codes are for a super-resolution model (model.low_res_grid)")
+            raise UsageError("low-resolution codes need a super-resolution model (model.low_res_grid)")
         if self.low is not None and "low" not in conditioning:
             raise UsageError("a super-resolution model (model.low_res_grid) needs the low-resolution codes, as `low`")
         return self.low is not None
 
 
-class Merging(nn.Module):
-    """Neighbouring codes as one token: their vectors side by side through one layer, and through another one apart.
+class CodePatches(nn.Module):
+    """Groups neighbouring codes of a grid into patches of `patch_size`, one transformer position per patch.
 
-    What is masked, told and guessed are still single codes.
+    One linear layer maps the vectors of the codes of a patch to one vector, another one maps it back. Masks,
+    conditioning and predictions are still per code.
     """
 
-    def __init__(self, merge: Sequence[int], dim: int) -> None:
+    def __init__(self, patch_size: Sequence[int], dim: int) -> None:
         super().__init__()
-        self.merge = tuple(merge)
-        count = math.prod(self.merge)
+        self.patch_size = tuple(patch_size)
+        count = math.prod(self.patch_size)
         self.together = nn.Linear(count * dim, dim, bias=False)
         self.alone = nn.Linear(dim, count * dim, bias=False)
         for layer in (self.together, self.alone):
-            # Tokens start at the scale of single codes, and codes at that of tokens.
+            # Keeps the scale of vectors in both directions.
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 
-    def merged(self, grid: Sequence[int]) -> tuple[int, ...]:
-        return tuple(size // step for size, step in zip(grid, self.merge, strict=True))
+    def patch_grid(self, grid: Sequence[int]) -> tuple[int, ...]:
+        """The number of patches along each axis of a grid of codes."""
+        return tuple(size // step for size, step in zip(grid, self.patch_size, strict=True))
 
     def forward(self, x: Tensor, grid: Sequence[int]) -> Tensor:
-        """(batch, codes, dim) to (batch, tokens, dim)"""
-        out: Tensor = self.together(self.group(x, grid))
+        """Vectors of codes (batch, codes, dim) to vectors of patches (batch, patches, dim)."""
+        out: Tensor = self.together(self.patchify(x, grid))
         return out
 
-    def apart(self, x: Tensor, grid: Sequence[int]) -> Tensor:
-        """(batch, tokens, dim) to (batch, codes, dim)"""
-        axes, codes = len(self.merge), self.alone(x)
-        inside = codes.view(len(x), *self.merged(grid), *self.merge, -1)
-        # The places inside of tokens back to their axes.
+    def unpatchify(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """Vectors of patches (batch, patches, dim) to vectors of codes (batch, codes, dim)."""
+        axes, codes = len(self.patch_size), self.alone(x)
+        inside = codes.view(len(x), *self.patch_grid(grid), *self.patch_size, -1)
+        # Move the axes inside patches next to the axes of the patch grid.
         order = [axis for number in range(axes) for axis in (1 + number, 1 + axes + number)]
         out: Tensor = inside.permute(0, *order, 1 + 2 * axes).reshape(len(x), math.prod(grid), -1)
         return out
 
-    def group(self, x: Tensor, grid: Sequence[int]) -> Tensor:
-        """(batch, codes, width) to (batch, tokens, width of all its codes)"""
-        axes = len(self.merge)
-        sides = [side for pair in zip(self.merged(grid), self.merge, strict=True) for side in pair]
-        apart = x.view(len(x), *sides, x.shape[-1])
+    def patchify(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """(batch, codes, width) to (batch, patches, codes per patch * width)."""
+        axes = len(self.patch_size)
+        sides = [side for pair in zip(self.patch_grid(grid), self.patch_size, strict=True) for side in pair]
+        split = x.view(len(x), *sides, x.shape[-1])
         order = [*range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2)]
-        return apart.permute(0, *order, 1 + 2 * axes).reshape(len(x), math.prod(self.merged(grid)), -1)
+        return split.permute(0, *order, 1 + 2 * axes).reshape(len(x), math.prod(self.patch_grid(grid)), -1)
 
 
-class MaskGit(Pretrained, _Tokens):
-    """Tokens with some of them masked, and a text, to the logits of the codes.
+class MaskGit(Pretrained, _TokenTransformer):
+    """Masked transformer: tokens, some of them masked, and conditioning to logits of the codes.
 
     Keyword arguments are the keys of `model.*`; see `MaskGitConfig`.
     """
@@ -280,11 +284,11 @@ class MaskGit(Pretrained, _Tokens):
             nn.Linear(self.config.num_codes, self.config.dim, bias=False) if self.config.self_conditioning else None
         )
         if self.from_previous is not None:
-            # A model starts by not listening to itself.
+            # Zero-initialised: self-conditioning has no effect at first.
             nn.init.zeros_(self.from_previous.weight)
         self.to_score = nn.Linear(self.config.dim, 1) if self.config.self_critic else None
         if self.to_score is not None:
-            # A critic starts without an opinion, and does not disturb the generator.
+            # Zero-initialised: the critic starts neutral and does not disturb the generator.
             nn.init.zeros_(self.to_score.weight)
             nn.init.zeros_(self.to_score.bias)
 
@@ -295,16 +299,16 @@ class MaskGit(Pretrained, _Tokens):
         where: Tensor | None = None,
         previous: Tensor | None = None,
         scores: bool = False,
-        once: bool = False,
+        precompute: bool = False,
     ) -> Tensor | dict[str, Tensor]:
-        """Logits (batch, tokens, codes); with `where` (batch, tokens) of those places alone, (places, codes).
+        """Logits (batch, tokens, codes), or with a mask `where` (batch, tokens) of those positions, (positions, codes).
 
-        `previous` are the logits of an earlier pass over the same tokens, for self-conditioning. With `scores` the
-        self-critic's logits of each token not being the original one come instead, (batch, tokens) or (places,); by
-        this method, because processes that train together see what goes through a module's call alone. With `once` no
-        tokens are needed, and the result is that of `precompute_conditioning`.
+        `previous` (batch, tokens, codes) are the logits of the previous pass, for self-conditioning. With `scores`, the
+        result is the self-critic's logit that a token is not the original, (batch, tokens) or (positions,). With
+        `precompute`, `tokens` is ignored and the result is that of `precompute_conditioning`. Both go through
+        `forward`, because DDP and FSDP work in the hooks of `__call__`.
         """
-        if once:
+        if precompute:
             return self._precompute_conditioning(conditioning)
         assert tokens is not None
         extra = None
@@ -314,26 +318,26 @@ class MaskGit(Pretrained, _Tokens):
             extra = self.from_previous(previous.detach().softmax(-1).to(self._dtype))
         head = self.to_score if scores else self.to_logits
         if head is None:
-            raise UsageError("this model has no critic of its own (model.self_critic)")
+            raise UsageError("this model has no self-critic (model.self_critic=false)")
         if where is None:
-            made: Tensor = head(self.hidden(tokens, conditioning, extra))
+            out: Tensor = head(self.hidden(tokens, conditioning, extra))
         else:
-            asked = where.flatten().nonzero()[:, 0]
-            # A CPU makes a kernel for every shape of a product in bf16, and keeps it: some more are asked for in vain.
-            rounded = F.pad(asked, (0, -len(asked) % FEW_SHAPES))
-            made = head(self.hidden(tokens, conditioning, extra, rounded))[: len(asked)]
-        return made[..., 0] if scores else made
+            indices = where.flatten().nonzero()[:, 0]
+            # On a CPU in bf16, every new shape of a product compiles and caches a kernel, so the number is padded.
+            padded = F.pad(indices, (0, -len(indices) % POSITIONS_MULTIPLE))
+            out = head(self.hidden(tokens, conditioning, extra, padded))[: len(indices)]
+        return out[..., 0] if scores else out
 
     def score(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
-        """The self-critic's opinion, as a `TokenCritic` gives it."""
+        """Scores of the self-critic, (batch, tokens), as of a `TokenCritic`."""
         scores: Tensor = self(tokens, conditioning, scores=True)
         return scores
 
     @torch.no_grad()
-    def start_from(self, codebook: Tensor) -> None:
-        """Let similar codes start alike: `codebook` is (codes, code_dim), the vectors of the tokenizer's codes."""
+    def init_from_codebook(self, codebook: Tensor) -> None:
+        """Initialise token embeddings and output weights from the codebook (codes, code_dim) of the tokenizer."""
         if codebook.dim() != 2 or len(codebook) != self.mask_id:
-            raise UsageError(f"a codebook of shape {tuple(codebook.shape)} is not that of {self.mask_id} codes")
+            raise UsageError(f"a codebook of shape {tuple(codebook.shape)} does not have {self.mask_id} codes")
         for weight in (self.embedding.weight[: self.mask_id], self.to_logits.weight):
             init_from_codebook(weight, codebook)
 
@@ -342,8 +346,8 @@ class MaskGit(Pretrained, _Tokens):
         return self.embedding.weight.dtype
 
 
-class TokenCritic(Pretrained, _Tokens):
-    """Tokens and a text to the logit of each token not being the original one (Lezama et al. 2022, 2209.04439)."""
+class TokenCritic(Pretrained, _TokenTransformer):
+    """Token critic: the logit that a token is not the original one (Lezama et al. 2022, 2209.04439)."""
 
     CONFIG = MaskGitConfig
 
@@ -352,10 +356,10 @@ class TokenCritic(Pretrained, _Tokens):
         self.to_score = nn.Linear(self.config.dim, 1)
 
     def forward(
-        self, tokens: Tensor | None, conditioning: Conditioning, once: bool = False
+        self, tokens: Tensor | None, conditioning: Conditioning, precompute: bool = False
     ) -> Tensor | dict[str, Tensor]:
-        """With `once` no tokens are needed, and the result is that of `precompute_conditioning`."""
-        if once:
+        """Scores (batch, tokens); with `precompute`, the result of `precompute_conditioning` (`tokens` is ignored)."""
+        if precompute:
             return self._precompute_conditioning(conditioning)
         assert tokens is not None
         scores: Tensor = self.to_score(self.hidden(tokens, conditioning))
@@ -366,5 +370,5 @@ def _of_rows(tensor: Tensor | None, rows: Tensor) -> Tensor | None:
     return None if tensor is None else tensor.index_select(0, rows)
 
 
-def _joined(parts: list[Tensor]) -> Tensor | None:
+def _concat(parts: list[Tensor]) -> Tensor | None:
     return torch.cat(parts, dim=1) if parts else None

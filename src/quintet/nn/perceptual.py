@@ -1,7 +1,7 @@
-"""Owns the perceptual loss: distances between the features of a frozen VGG-16 whose weights come from a local file.
+"""Perceptual loss: distances between features of a frozen VGG-16 with weights from a local file.
 
-No weights are ever fetched. The file is a safetensors of VGG-16's convolutions under torchvision's names
-(`features.0.weight` …), or any prefix of them: as many layers as it holds are used.
+Weights are never downloaded. The file is a safetensors file with the convolutions of VGG-16 under torchvision's names
+(`features.0.weight` …). It may contain only the first layers; all layers that it contains are used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from quintet.errors import UsageError
 
 _POOLED_AFTER = {2, 7, 14, 21, 28}
-"""torchvision's numbers of the convolutions of VGG-16 that a pooling follows."""
+"""Torchvision's indices of the convolutions of VGG-16 that are followed by pooling."""
 _WEIGHT = re.compile(r"features\.(\d+)\.weight")
 _MEAN = (0.485, 0.456, 0.406)
 _DEVIATION = (0.229, 0.224, 0.225)
 
 
 class PerceptualLoss(nn.Module):
-    """Mean squared distance of unit-normalised features at the end of every block."""
+    """Mean squared distance of unit-normalised features at the end of every block, of images in [0, 1]."""
 
     mean: Tensor
     deviation: Tensor
@@ -43,7 +43,7 @@ class PerceptualLoss(nn.Module):
         return torch.stack(distances).mean()
 
     def _features(self, images: Tensor) -> list[Tensor]:
-        x = (images[:, :3].expand(-1, 3, -1, -1) - self.mean) / self.deviation  # grey thrice, no transparency
+        x = (images[:, :3].expand(-1, 3, -1, -1) - self.mean) / self.deviation  # repeat grey, drop alpha
         features = []
         for number, layer in zip(self.numbers, self.layers, strict=True):
             x = F.relu(layer(x))
@@ -62,14 +62,14 @@ def _read_layers(path: Path) -> tuple[list[int], nn.ModuleList]:
     numbers = sorted(int(match[1]) for name in tensors if (match := _WEIGHT.fullmatch(name)))
     if not _POOLED_AFTER.intersection(numbers):
         raise UsageError(
-            f"loss.perceptual_weights: {path} holds no block of VGG-16 (features.0.weight … features.2.weight)"
+            f"loss.perceptual_weights: {path} contains no block of VGG-16 (features.0.weight … features.2.weight)"
         )
     layers = nn.ModuleList()
     channels = 3
     for number in numbers:
         weight, bias = tensors[f"features.{number}.weight"], tensors.get(f"features.{number}.bias")
         if weight.shape[1:] != (channels, 3, 3) or bias is None or bias.shape != weight.shape[:1]:
-            raise UsageError(f"loss.perceptual_weights: {path}: features.{number} is no convolution of VGG-16")
+            raise UsageError(f"loss.perceptual_weights: {path}: features.{number} is not a convolution of VGG-16")
         channels = len(weight)
         layer = nn.Conv2d(weight.shape[1], channels, 3, padding=1)
         layer.weight.data.copy_(weight)

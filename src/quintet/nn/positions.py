@@ -1,4 +1,4 @@
-"""Positions on a line or a grid: learned ones, and rotary ones (Su et al. 2021, 2104.09864)."""
+"""Position embeddings on a line or a grid: learned, and rotary (RoPE, Su et al. 2021, 2104.09864)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from quintet.errors import UsageError
 
 EMBEDDING_SCALE = 0.5
-"""Standard deviation of fresh embeddings and positions. Much less than what a block adds, and tokens would drown in
-the first blocks' noise until training has turned them up: measured with Muse, see docs/decisions/0008."""
+"""Standard deviation of initial token and position embeddings. With a much smaller one, tokens would be lost in the
+output of the first blocks until training has scaled them up: measured with Muse, see docs/decisions/0008."""
 
 
 class LearnedPositions(nn.Module):
-    """One learned table for each axis of a grid; a place's vector is the sum of its rows."""
+    """Learned position embeddings: one table per axis of a grid; the vector of a position is the sum over axes."""
 
     def __init__(self, shape: Sequence[int], dim: int) -> None:
         super().__init__()
@@ -24,16 +24,16 @@ class LearnedPositions(nn.Module):
         self.tables = nn.ParameterList(torch.randn(size, dim) * EMBEDDING_SCALE for size in self.shape)
 
     def between(self, first: int, last: int) -> Tensor:
-        """The vectors of the places from `first` to before `last` on a line."""
+        """The vectors `(last - first, dim)` of the positions from `first` to before `last` on a line."""
         part: Tensor = self.tables[0][checked_part(first, last, self.shape)]
         return part
 
-    def at(self, places: Tensor) -> Tensor:
-        """The vectors of places that are counted over the whole shape, last axis fastest; `(..., dim)`."""
-        return F.embedding(places, self(self.shape))
+    def at(self, position_ids: Tensor) -> Tensor:
+        """The vectors `(..., dim)` of positions, given as flat indices into the full shape (last axis fastest)."""
+        return F.embedding(position_ids, self(self.shape))
 
     def forward(self, grid: Sequence[int]) -> Tensor:
-        """The vectors of a grid that fits into the shape, `(tokens, dim)`, last axis fastest."""
+        """The vectors `(tokens, dim)` of a grid that fits into the shape, last axis fastest."""
         grid = checked_grid(grid, self.shape)
         total: Tensor = self.tables[0][: grid[0]]
         for table, size in zip(list(self.tables)[1:], grid[1:], strict=True):
@@ -43,19 +43,19 @@ class LearnedPositions(nn.Module):
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
-        raise UsageError(f"Positions need a grid with at least one place on every axis, not {tuple(shape)}.")
+        raise UsageError(f"Position embeddings need a grid with at least one position per axis, not {tuple(shape)}.")
     return tuple(shape)
 
 
 def checked_grid(grid: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
     if len(grid) != len(shape) or any(not 1 <= size <= most for size, most in zip(grid, shape, strict=True)):
-        raise UsageError(f"A grid of {grid_text(grid)} does not fit into the positions of {grid_text(shape)}.")
+        raise UsageError(f"A grid of {grid_text(grid)} does not fit into position embeddings of {grid_text(shape)}.")
     return tuple(grid)
 
 
 def checked_part(first: int, last: int, shape: tuple[int, ...]) -> slice:
     if last > shape[0]:
-        raise UsageError(f"{last} tokens do not fit into the positions of {grid_text(shape)}.")
+        raise UsageError(f"{last} tokens do not fit into position embeddings of {grid_text(shape)}.")
     return slice(first, last)
 
 
@@ -64,15 +64,15 @@ def grid_text(grid: Sequence[int]) -> str:
 
 
 CosSin = tuple[Tensor, Tensor]
-"""Cosines and sines, each `(tokens, 1, head_dim)` or with the batch before, by which queries and keys are rotated. As
-a plane's first coordinate loses what its second one gains, the sines of first ones are negative."""
+"""Cosines and sines of rotary embeddings, each `(tokens, 1, head_dim)` or `(batch, tokens, 1, head_dim)`. The sines of
+the first coordinate of each plane have a negative sign."""
 
 
 class Rotary(nn.Module):
-    """Rotates queries and keys by their position on a grid, so that attention sees distances.
+    """Rotary position embeddings: rotate queries and keys by their position, so that attention depends on distances.
 
-    The `head_dim / 2` planes of a head are shared out among the axes. A plane is made of the coordinates i and
-    `head_dim / 2` + i.
+    The `head_dim / 2` planes of a head are divided among the axes of the grid. A plane consists of the coordinates i
+    and `head_dim / 2` + i.
     """
 
     cosines: Tensor
@@ -86,23 +86,23 @@ class Rotary(nn.Module):
             raise UsageError(f"Rotary positions on {axes} axes need an even head_dim of at least {2 * axes}.")
         angles = []
         for axis, size in enumerate(self.shape):
-            share = planes // axes + (axis < planes % axes)
-            speeds = theta ** -(torch.arange(share, dtype=torch.float64) / share)
-            places = torch.arange(size, dtype=torch.float64).view(-1, *[1] * (axes - axis))
-            angles.append((places * speeds).expand(*self.shape, share))
-        whole = torch.cat(angles, dim=-1)[..., None, :]
-        # Not saved: they follow from the shape, and a longer grid may continue from the same weights.
-        for name, halves in (("cosines", (whole.cos(), whole.cos())), ("sines", (-whole.sin(), whole.sin()))):
+            count = planes // axes + (axis < planes % axes)
+            frequencies = theta ** -(torch.arange(count, dtype=torch.float64) / count)
+            positions = torch.arange(size, dtype=torch.float64).view(-1, *[1] * (axes - axis))
+            angles.append((positions * frequencies).expand(*self.shape, count))
+        full = torch.cat(angles, dim=-1)[..., None, :]
+        # Not saved: determined by the shape, and a larger grid can use the same checkpoint.
+        for name, halves in (("cosines", (full.cos(), full.cos())), ("sines", (-full.sin(), full.sin()))):
             self.register_buffer(name, torch.cat(halves, dim=-1).to(torch.get_default_dtype()), persistent=False)
 
     def between(self, first: int, last: int) -> CosSin:
-        """The cosines and sines of the places from `first` to before `last` on a line."""
+        """The cosines and sines of the positions from `first` to before `last` on a line."""
         part = checked_part(first, last, self.shape)
         return self.cosines[part], self.sines[part]
 
-    def at(self, places: Tensor) -> CosSin:
-        """The cosines and sines of places that are counted over the whole shape, last axis fastest."""
-        return self.cosines.flatten(0, -3)[places], self.sines.flatten(0, -3)[places]
+    def at(self, position_ids: Tensor) -> CosSin:
+        """The cosines and sines of positions, given as flat indices into the full shape (last axis fastest)."""
+        return self.cosines.flatten(0, -3)[position_ids], self.sines.flatten(0, -3)[position_ids]
 
     def forward(self, grid: Sequence[int]) -> CosSin:
         """The cosines and sines of a grid that fits into the shape."""
@@ -111,8 +111,8 @@ class Rotary(nn.Module):
 
 
 def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
-    """Rotate `(batch, tokens, heads, head_dim)`, in the precision of the angles."""
+    """Rotate `(batch, tokens, heads, head_dim)`, in the dtype of `cos_sin`; the result has the dtype of `x`."""
     cosines, sines = cos_sin
-    # Half way round, every coordinate lies where the other one of its plane was.
+    # Rolled by half, every coordinate is at the index of the other one of its plane.
     rotated = x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
     return rotated.to(x.dtype)

@@ -1,9 +1,9 @@
-"""Owns frozen text encoders of `transformers` (T5 and the like) and the cache of their embeddings on files.
+"""Frozen text encoders of `transformers` (such as T5), and a file cache of their embeddings.
 
-The cache is `CACHE/text/MODEL/xx/CAPTION.safetensors`, where MODEL is a hash over all files that decide the
-embeddings, and CAPTION the SHA-256 of the text. An entry is written under another name and renamed, so it is whole or
-absent whatever kills the process, and two processes at once write the same. It carries its own hash: what is damaged
-is computed again. The encoder itself is loaded when the first text is missing.
+The cache is `CACHE/text/MODEL/xx/CAPTION.safetensors`, where MODEL is a hash of all files that affect the embeddings,
+and CAPTION the SHA-256 of the text. Entries are written atomically (temporary file, then rename), and concurrent
+processes write the same content. An entry contains its own hash, and a damaged entry is computed again. The encoder is
+loaded when the first text is not in the cache.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from quintet.errors import RunError, UsageError
 from quintet.nn import transformers_folder
 from quintet.nn.text import padded_length
 
-_WHAT = "text encoder"
-_LARGEST_BATCH = 64
+_ROLE = "text encoder"
+_MAX_BATCH_SIZE = 64
 _FORMAT = 1
-"""Of the cache's entries; another number is another cache."""
+"""Format version of cache entries; it is part of the cache key."""
 
 
 class Embedding(NamedTuple):
-    """One text: `(tokens, dim)` in half precision where its range allows, and whether the text was cut."""
+    """Embedding of one text: `(tokens, dim)`, in fp16 if its range suffices, and whether the text was truncated."""
 
     vectors: Tensor
-    cut: bool
+    truncated: bool
 
 
 class PretrainedText:
-    """A frozen encoder: texts to padded embeddings. Not a module, so it is in no checkpoint and no optimizer.
+    """A frozen text encoder: texts to padded embeddings. Not a module, so it is not in checkpoints or optimizers.
 
-    `root` is the folder that holds the cache, None for no cache; it may change. Files are hashed when the first text
-    comes, so that a model which is given embeddings never waits for it.
+    `root` is the cache folder, None for no cache; it may be changed. Files are hashed when the first text is encoded,
+    so that a model with precomputed embeddings never waits for it.
 
-    `hits` and `misses` count distinct texts, `damaged` the entries that had to be computed again.
+    `hits` and `misses` count distinct texts, `damaged` the cache entries that were computed again.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class PretrainedText:
         self.device = torch.device(device)
         self.notice = notice
         self.hits = self.misses = self.damaged = 0
-        self._told = False
+        self._warned = False
         self.folder = transformers_folder.find_folder(self.reference, "text")
-        with transformers_folder.loading(self.folder, _WHAT):
-            self.config: Any = transformers_folder.load_part(self.folder, _WHAT, "AutoConfig")
+        with transformers_folder.loading(self.folder, _ROLE):
+            self.config: Any = transformers_folder.load_part(self.folder, _ROLE, "AutoConfig")
             self.dim = int(self.config.hidden_size)
         transformers_folder.refuse_pickle(self.folder)
         self.root = cache
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PretrainedText:
-        """Itself: what never changes need not be in memory again for the average of a model's weights."""
+        """Returns itself: it is immutable, so the EMA copy of a model can share it."""
         return self
 
     @property
@@ -84,10 +84,10 @@ class PretrainedText:
         return None if self.root is None else Path(self.root) / "text" / self._model_key
 
     def embed(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Embeddings `(batch, tokens, dim)` in fp32 and which tokens are not padding, on the encoder's device."""
+        """Embeddings `(batch, tokens, dim)` in fp32 and their mask `(batch, tokens)`, on the encoder's device."""
         texts = [text.encode("utf-8", errors="replace").decode() for text in texts]
         known = self._look_up(dict.fromkeys(texts))
-        self._tell_of_cuts(sum(known[text].cut for text in texts))
+        self._warn_of_truncation(sum(known[text].truncated for text in texts))
         rows = [known[text].vectors.float() for text in texts]
         width = padded_length(max((len(row) for row in rows), default=1), self.max_length)
         filler = torch.zeros(width, self.dim)
@@ -108,30 +108,30 @@ class PretrainedText:
     # --- the encoder ----------------------------------------------------------------------------------------------
 
     def _compute(self, texts: Sequence[str]) -> Iterator[tuple[str, Embedding]]:
-        """In batches of texts with equally many tokens: no padding, so no text depends on its neighbours."""
+        """Encode in batches of texts with the same number of tokens: without padding, no text depends on others."""
         if not texts:
             return
-        most = min(self.max_length, self._tokenizer.model_max_length)
-        whole = self._tokenizer(texts, verbose=False)["input_ids"]
-        kept = self._tokenizer(texts, truncation=True, max_length=most)["input_ids"]
+        limit = min(self.max_length, self._tokenizer.model_max_length)
+        full = self._tokenizer(texts, verbose=False)["input_ids"]
+        truncated = self._tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
         by_length: dict[int, list[int]] = defaultdict(list)
-        for number, tokens in enumerate(kept):
+        for number, tokens in enumerate(truncated):
             by_length[len(tokens)].append(number)
         for numbers in by_length.values():
-            for start in range(0, len(numbers), _LARGEST_BATCH):
-                batch = numbers[start : start + _LARGEST_BATCH]
-                for number, vectors in zip(batch, self._encode([kept[number] for number in batch]), strict=True):
+            for start in range(0, len(numbers), _MAX_BATCH_SIZE):
+                batch = numbers[start : start + _MAX_BATCH_SIZE]
+                for number, vectors in zip(batch, self._encode([truncated[number] for number in batch]), strict=True):
                     if not vectors.isfinite().all():
-                        raise RunError(f"{self.reference} makes non-finite embeddings, of {texts[number][:80]!r}")
+                        raise RunError(f"{self.reference} returns non-finite embeddings for {texts[number][:80]!r}")
                     half = vectors.half()
                     entry = Embedding(
-                        half if half.isfinite().all() else vectors, len(kept[number]) < len(whole[number])
+                        half if half.isfinite().all() else vectors, len(truncated[number]) < len(full[number])
                     )
                     yield texts[number], entry
 
     @torch.no_grad()
     def _encode(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        if not tokens[0]:  # a tokenizer without an end symbol makes nothing of an empty text
+        if not tokens[0]:  # without an end symbol, an empty text has no tokens
             return torch.zeros(len(tokens), 0, self.dim)
         ids = torch.tensor(tokens, device=self.device)
         with torch.autocast(self.device.type, enabled=False):
@@ -140,28 +140,28 @@ class PretrainedText:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return transformers_folder.load_part(self.folder, _WHAT, "AutoTokenizer")
+        return transformers_folder.load_part(self.folder, _ROLE, "AutoTokenizer")
 
     @cached_property
     def _model(self) -> nn.Module:
-        # A pooler is for classifying and takes no part in the embeddings.
+        # A pooler is for classification and does not affect the embeddings.
         unneeded, kind = ["pooler."], "AutoModelForTextEncoding"
-        model: nn.Module = transformers_folder.load_model(self.folder, _WHAT, unneeded, kind)
+        model: nn.Module = transformers_folder.load_model(self.folder, _ROLE, unneeded, kind)
         return model.to(self.device)
 
-    def _tell_of_cuts(self, number: int) -> None:
-        if number and not self._told:
-            self._told = True
+    def _warn_of_truncation(self, count: int) -> None:
+        if count and not self._warned:
+            self._warned = True
             self.notice(
-                f"some texts are longer than the text encoder {self.reference} takes and are cut "
-                f"(max_length is {self.max_length} tokens; the model may have a limit of its own)"
+                f"some texts are too long for the text encoder {self.reference} and are truncated "
+                f"(max_length is {self.max_length} tokens; the model may have a lower limit)"
             )
 
     # --- the cache ------------------------------------------------------------------------------------------------
 
     @cached_property
     def _model_key(self) -> str:
-        """A hash over what decides the embeddings: configuration, tokenizer, weights, the greatest length."""
+        """Hash of everything that affects the embeddings: configuration, tokenizer, weights, maximum length."""
         return transformers_folder.digest(self.folder, _FORMAT, self.max_length)
 
     def _path(self, text: str) -> Path | None:
@@ -188,24 +188,24 @@ class PretrainedText:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.replace_bytes(path, _pack(text, entry), durable=False, concurrent=True)
         except OSError as error:
-            raise RunError(f"cannot write to the cache of text embeddings {self.cache} ({error})") from None
+            raise RunError(f"cannot write to the text embedding cache {self.cache} ({error})") from None
 
     def _unpack(self, text: str, raw: bytes) -> Embedding:
         tensors = load(raw)
         entry = Embedding(tensors["vectors"], bool(tensors["cut"].item()))
         if not torch.equal(_digest(text, entry), tensors["digest"]) or entry.vectors.shape[1:] != (self.dim,):
-            raise ValueError("an entry is not what was written")
+            raise ValueError("the cache entry is damaged")
         return entry
 
 
 def _pack(text: str, entry: Embedding) -> bytes:
     return save(
-        {"vectors": entry.vectors.contiguous(), "cut": torch.tensor([entry.cut]), "digest": _digest(text, entry)}
+        {"vectors": entry.vectors.contiguous(), "cut": torch.tensor([entry.truncated]), "digest": _digest(text, entry)}
     )
 
 
 def _digest(text: str, entry: Embedding) -> Tensor:
-    """Over all an entry says, and of which text, so that it is sound in its own place alone."""
-    about = json.dumps([text, str(entry.vectors.dtype), list(entry.vectors.shape), entry.cut])
-    content = hashlib.sha256(about.encode() + entry.vectors.contiguous().numpy().tobytes())
+    """Hash of the entry and its text, so that an entry is valid only for that text."""
+    metadata = json.dumps([text, str(entry.vectors.dtype), list(entry.vectors.shape), entry.truncated])
+    content = hashlib.sha256(metadata.encode() + entry.vectors.contiguous().numpy().tobytes())
     return torch.tensor(list(content.digest()), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""How alike pictures are, PSNR and SSIM, and how far apart two sets of vectors are, by the Frechet distance."""
+"""Metrics: PSNR and SSIM of images, and the Frechet distance between two sets of vectors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 
 def psnr(images: Tensor, others: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio in dB of (batch, channels, height, width); equal pictures count as 100 dB."""
+    """Peak signal-to-noise ratio (batch,), in dB, of images (batch, channels, height, width); at most 100 dB."""
     error = (images.double() - others.double()).square().flatten(1).mean(1)
     return (-10 * torch.log10(error.clamp(min=1e-10))).float()
 
 
 def ssim(images: Tensor, others: Tensor, window: int = 11, sigma: float = 1.5) -> Tensor:
-    """Structural similarity (Wang et al. 2004) with the usual Gaussian window, averaged over channels."""
+    """Structural similarity (batch,) with a Gaussian window (Wang et al. 2004), averaged over channels."""
     images, others = images.double(), others.double()
     window = min(window, *images.shape[-2:])
-    window -= 1 - window % 2  # odd, so that it has a middle
+    window -= 1 - window % 2  # must be odd
     kernel = _gaussian(window, sigma, images)
 
     def blurred(values: Tensor) -> Tensor:
@@ -36,17 +36,17 @@ def ssim(images: Tensor, others: Tensor, window: int = 11, sigma: float = 1.5) -
 
 
 def _gaussian(size: int, sigma: float, like: Tensor) -> Tensor:
-    places = torch.arange(size, dtype=like.dtype, device=like.device) - (size - 1) / 2
-    weights = torch.exp(-(places**2) / (2 * sigma**2))
+    offsets = torch.arange(size, dtype=like.dtype, device=like.device) - (size - 1) / 2
+    weights = torch.exp(-(offsets**2) / (2 * sigma**2))
     return weights / weights.sum()
 
 
 def frechet_distance(ours: Tensor, theirs: Tensor) -> float:
-    """Of vectors (ours, dim) and (theirs, dim), at least two of each; in double precision."""
+    """Frechet distance between two sets of vectors (n, dim) and (m, dim), at least two each; in double precision."""
     ours, theirs = ours.double(), theirs.double()
     between = (ours.mean(0) - theirs.mean(0)).square().sum()
     first, second = _covariance(ours), _covariance(theirs)
-    # The trace of the root of a product is that of a symmetric matrix with the same eigenvalues, which are real.
+    # The trace of sqrt(first @ second) equals that of a symmetric matrix with the same, real eigenvalues.
     root = _root(first)
     shared = torch.linalg.eigvalsh(root @ second @ root).clamp(min=0).sqrt().sum()
     return float(between + first.trace() + second.trace() - 2 * shared)

@@ -1,13 +1,12 @@
-"""Text encoders that need no download, trained with the model: UTF-8 bytes or words through a small transformer; and
-texts as the tokens of a tokenizer of `transformers` that lies in a folder.
+"""Text encoders that are trained with the model: UTF-8 bytes or words through a small transformer; and tokenizers of
+`transformers` from a local folder.
 
-Bytes: a text is its bytes between a start and an end symbol, so the empty text has two symbols. Batches are padded to a
-multiple of eight, so that there are few shapes; what a text becomes does not depend on its neighbours.
+Bytes: a text is its UTF-8 bytes between a start and an end symbol, so the empty text has two symbols. Batches are
+padded to a multiple of eight, to limit the number of shapes; the encoding of a text does not depend on the batch.
 
-Words need no list of words. A word is the row of a table that its hash points to, and as much again of the rows that
-its pieces of three letters point to, so that `stars` begins near `star`, and a word that was never trained on is not
-nothing (Bojanowski et al. 2017, 1607.04606). Bytes have to be spelled together before they mean anything, which takes
-thousands of steps where little depends on a word.
+Words need no vocabulary. The embedding of a word is the table row selected by its hash plus those of its character
+trigrams, so that `stars` starts near `star` and an unknown word has a useful embedding (Bojanowski et al. 2017,
+1607.04606). A byte encoder has to learn to combine bytes into words first, which takes thousands of steps.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from quintet.nn.transformers_folder import load_part, load_transformers
 
 START, END, PADDING = 256, 257, 258
 NUM_SYMBOLS = 259
-SHORTEST_MAX_LENGTH = 6
-"""Room for the two symbols and any one character."""
+MIN_MAX_LENGTH = 6
+"""Two symbols and one UTF-8 character of any length."""
 
 
 class ByteTextEncoder(nn.Module):
-    """Texts to `(batch, symbols, dim)` and which of them are not padding."""
+    """UTF-8 bytes through a transformer: vectors `(batch, symbols, dim)` and their mask `(batch, symbols)`."""
 
     def __init__(self, dim: int, depth: int, heads: int, max_length: int = 256, dropout: float = 0.0) -> None:
         super().__init__()
@@ -50,16 +49,16 @@ class ByteTextEncoder(nn.Module):
         self.transformer = Transformer(dim, depth, heads, dim // heads, dropout=dropout, positions=positions)
 
     def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """What `encode_bytes` made, through the transformer; the mask comes back with it."""
+        """`ids` and `mask` `(batch, symbols)` from `encode_bytes`; returns vectors and the same mask."""
         return self.transformer(self.embedding(ids), mask), mask
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
-        """What `forward` takes, as the conditioning `text` and `text_mask`."""
+        """The input of `forward`, as `text` and `text_mask`."""
         ids, mask, _ = encode_bytes(texts, self.max_length)
-        return {"text": ids, "text_mask": kept_rows(mask, keep)}
+        return {"text": ids, "text_mask": mask_dropped(mask, keep)}
 
     def embed(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Texts through the transformer, on its own device."""
+        """Encode texts on the device of the model."""
         ids, mask, _ = encode_bytes(texts, self.max_length)
         device = self.embedding.weight.device
         vectors, mask = self(ids.to(device), mask.to(device))
@@ -67,101 +66,100 @@ class ByteTextEncoder(nn.Module):
 
 
 def encode_bytes(texts: Sequence[str], max_length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Symbols `(batch, length)`, which are not padding, and which texts, `(batch,)`, had more than fits.
+    """Symbols `(batch, length)`, their mask, and which texts `(batch,)` were truncated.
 
-    `max_length` counts the start and end symbols. A text is cut between characters, never inside one.
+    `max_length` includes the start and end symbols. A text is truncated between characters, never inside one.
     """
     _check_length(max_length)
-    whole = [text.encode("utf-8", errors="replace") for text in texts]
-    kept = [_cut(raw, max_length - 2) for raw in whole]
+    full = [text.encode("utf-8", errors="replace") for text in texts]
+    kept = [_truncate(raw, max_length - 2) for raw in full]
     lengths = torch.tensor([len(raw) + 2 for raw in kept], dtype=torch.int64)
     width = padded_length(max((len(raw) + 2 for raw in kept), default=2), max_length)
     ids = torch.full((len(kept), width), PADDING, dtype=torch.int64)
     for row, raw in zip(ids, kept, strict=True):
         row[: len(raw) + 2] = torch.tensor([START, *raw, END])
     mask = torch.arange(width) < lengths[:, None]
-    cut = torch.tensor(
-        [len(raw) < len(all_of_it) for raw, all_of_it in zip(kept, whole, strict=True)], dtype=torch.bool
+    truncated = torch.tensor(
+        [len(raw) < len(original) for raw, original in zip(kept, full, strict=True)], dtype=torch.bool
     )
-    return ids, mask, cut
+    return ids, mask, truncated
 
 
-def kept_rows(mask: Tensor, keep: Tensor | None) -> Tensor:
-    """The mask without the rows that are dropped, which is not the same as an empty text."""
+def mask_dropped(mask: Tensor, keep: Tensor | None) -> Tensor:
+    """The mask `(batch, tokens)` with all tokens masked in rows where `keep` `(batch,)` is False."""
     return mask if keep is None else mask & keep.to(mask.device)[:, None]
 
 
-def padded_length(longest: int, most: int) -> int:
-    """The next multiple of eight, if there is room for it."""
-    return min(-(-longest // 8) * 8, most)
+def padded_length(longest: int, limit: int) -> int:
+    """The next multiple of eight, but at most `limit`."""
+    return min(-(-longest // 8) * 8, limit)
 
 
-def _cut(raw: bytes, most: int) -> bytes:
-    if len(raw) <= most:
+def _truncate(raw: bytes, limit: int) -> bytes:
+    if len(raw) <= limit:
         return raw
-    while raw[most] & 0b1100_0000 == 0b1000_0000:  # a byte inside a character cannot be the first one left out
-        most -= 1
-    return raw[:most]
+    while raw[limit] & 0b1100_0000 == 0b1000_0000:  # do not split a multi-byte character
+        limit -= 1
+    return raw[:limit]
 
 
 def _check_length(max_length: int) -> None:
-    if max_length < SHORTEST_MAX_LENGTH:
-        raise UsageError(f"A text encoder needs a max_length of at least {SHORTEST_MAX_LENGTH}, not {max_length}.")
+    if max_length < MIN_MAX_LENGTH:
+        raise UsageError(f"A text encoder needs a max_length of at least {MIN_MAX_LENGTH}, not {max_length}.")
 
 
-ROWS = 8192
-"""Of the table; the first one stands for nothing."""
-PIECE = 3
-MOST_PIECES = 12
-"""Of a word: itself, and then as many pieces as there is room for."""
+TABLE_ROWS = 8192
+"""Rows of the embedding table; row 0 is padding."""
+NGRAM = 3
+MAX_PIECES = 12
+"""Maximum number of table rows per word: the word itself, and its first n-grams."""
 
 
 class WordTextEncoder(nn.Module):
-    """Texts to `(batch, words, dim)` and which of them are not padding."""
+    """Hashed words through a transformer: vectors `(batch, words, dim)` and their mask `(batch, words)`."""
 
     def __init__(self, dim: int, depth: int, heads: int, max_length: int = 128) -> None:
         super().__init__()
         if dim % (2 * heads):
             raise UsageError(f"A text encoder's dim must be a multiple of twice its heads, not {dim} with {heads}.")
         self.max_length = max_length
-        self.embedding = nn.Embedding(ROWS, dim, padding_idx=0)
+        self.embedding = nn.Embedding(TABLE_ROWS, dim, padding_idx=0)
         nn.init.normal_(self.embedding.weight[1:], std=EMBEDDING_SCALE)
         positions = Rotary((max_length,), dim // heads)
         self.transformer = Transformer(dim, depth, heads, dim // heads, positions=positions)
 
     def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """What `prepare` made, through the transformer; the mask comes back with it."""
+        """`ids` `(batch, words, pieces)` and `mask` `(batch, words)` from `prepare`; returns vectors and the mask."""
         return self.transformer(self.look_up(ids), mask), mask
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """The vector of each word by itself, from its rows `(batch, words, pieces)`."""
+        """The embedding `(batch, words, dim)` of each word, from its table rows `(batch, words, pieces)`."""
         rows = self.embedding(ids)
         pieces = (ids[..., 1:] > 0).sum(-1, keepdim=True).clamp(min=1)
-        # A sum of independent rows grows with the root of their number.
+        # The norm of a sum of independent rows grows with the square root of their number.
         vectors: Tensor = rows[..., 0, :] + rows[..., 1:, :].sum(-2) / pieces.sqrt()
         return vectors
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
-        """What `forward` takes, as the conditioning `text` and `text_mask`. An empty text has a word too: its end."""
+        """The input of `forward`, as `text` and `text_mask`. Every text ends with an empty word, also an empty text."""
         found = [[*words_of(text)[: self.max_length - 1], ""] for text in texts]
         width = padded_length(max(map(len, found), default=1), self.max_length)
-        ids = torch.zeros(len(found), width, MOST_PIECES, dtype=torch.int64)
+        ids = torch.zeros(len(found), width, MAX_PIECES, dtype=torch.int64)
         for row, words in zip(ids, found, strict=True):
             row[: len(words)] = torch.tensor([_rows_of(word) for word in words])
         mask = torch.arange(width) < torch.tensor([len(words) for words in found])[:, None]
-        return {"text": ids, "text_mask": kept_rows(mask, keep)}
+        return {"text": ids, "text_mask": mask_dropped(mask, keep)}
 
 
 def words_of(text: str) -> list[str]:
-    """Words and signs, whatever their case; scripts without spaces make few and long ones.
+    """Words and punctuation marks, case-folded; scripts without spaces give few, long words.
 
-    Accents and vowel signs belong to their letters, whether they are written as one with them or not; what is no
-    Unicode is a question mark.
+    Accents and vowel signs belong to their letters, whether composed or not; invalid Unicode becomes a question mark.
     """
-    sound = text.encode("utf-8", "replace").decode()
+    valid = text.encode("utf-8", "replace").decode()
     words: list[str] = []
     inside = False
-    for letter in unicodedata.normalize("NFC", sound.casefold()):
+    for letter in unicodedata.normalize("NFC", valid.casefold()):
         belongs = letter == "_" or letter.isalnum() or unicodedata.category(letter).startswith("M")
         if belongs and inside:
             words[-1] += letter
@@ -173,49 +171,49 @@ def words_of(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=65_536)
 def _rows_of(word: str) -> tuple[int, ...]:
-    """Of the table: that of the word, then those of its pieces, then nothing."""
-    edged = f"<{word}>"
-    pieces = [edged[place : place + PIECE] for place in range(len(edged) - PIECE + 1)] if len(word) > 1 else []
-    rows = [_row("word", word), *(_row("piece", piece) for piece in pieces)][:MOST_PIECES]
-    return (*rows, *[0] * (MOST_PIECES - len(rows)))
+    """Table rows of a word: of the word itself, of its n-grams, then padding."""
+    bounded = f"<{word}>"
+    pieces = [bounded[start : start + NGRAM] for start in range(len(bounded) - NGRAM + 1)] if len(word) > 1 else []
+    rows = [_row("word", word), *(_row("piece", piece) for piece in pieces)][:MAX_PIECES]
+    return (*rows, *[0] * (MAX_PIECES - len(rows)))
 
 
 def _row(kind: str, spelling: str) -> int:
-    return 1 + seed_from(kind, spelling) % (ROWS - 1)
+    return 1 + seed_from(kind, spelling) % (TABLE_ROWS - 1)
 
 
 class TokenizerFolder:
-    """A tokenizer: texts to padded rows of ids. Not a module; it is read when the first text comes."""
+    """A tokenizer of `transformers`: texts to padded rows of ids. Not a module; loaded on first use."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder).expanduser()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenizerFolder:
-        """Itself: it never changes."""
+        """Returns itself: it is immutable."""
         return self
 
     @property
     def vocabulary(self) -> int:
-        """How many ids there are, the padding's included, which is the last."""
+        """Number of ids, including the padding id, which is the last."""
         return len(self._tokenizer) + 1
 
     def encode(self, texts: Sequence[str], max_length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids `(batch, length)`, which are not padding, and which texts, `(batch,)`, had more than fits."""
-        most = min(max_length, self._tokenizer.model_max_length)
-        whole = kept = self._tokenizer(list(texts), verbose=False)["input_ids"] if texts else []
-        if any(len(row) > most for row in whole):
-            kept = self._tokenizer(list(texts), truncation=True, max_length=most)["input_ids"]
+        """Ids `(batch, length)`, their mask, and which texts `(batch,)` were truncated."""
+        limit = min(max_length, self._tokenizer.model_max_length)
+        full = kept = self._tokenizer(list(texts), verbose=False)["input_ids"] if texts else []
+        if any(len(row) > limit for row in full):
+            kept = self._tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
         width = padded_length(max((len(row) for row in kept), default=1) or 1, max_length)
         ids = torch.full((len(kept), width), self.vocabulary - 1, dtype=torch.int64)
-        for place, row in zip(ids, kept, strict=True):
-            place[: len(row)] = torch.tensor(row, dtype=torch.int64)
+        for padded, row in zip(ids, kept, strict=True):
+            padded[: len(row)] = torch.tensor(row, dtype=torch.int64)
         mask = torch.arange(width) < torch.tensor([len(row) for row in kept], dtype=torch.int64)[:, None]
-        cut = torch.tensor([len(row) < len(all_of_it) for row, all_of_it in zip(kept, whole, strict=True)])
-        return ids, mask, cut.bool()
+        truncated = torch.tensor([len(row) < len(original) for row, original in zip(kept, full, strict=True)])
+        return ids, mask, truncated.bool()
 
     @cached_property
     def _tokenizer(self) -> Any:
         if not self.folder.is_dir():
-            raise UsageError(f"text: there is no folder {self.folder} with a tokenizer")
+            raise UsageError(f"text: the tokenizer folder {self.folder} does not exist")
         load_transformers("text: tokens:…")
         return load_part(self.folder, "tokenizer", "AutoTokenizer")

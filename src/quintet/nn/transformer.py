@@ -1,15 +1,15 @@
-"""The transformer of all families: pre-norm blocks of attention and a gated feed-forward, over tokens on a grid.
+"""Transformer of all families: pre-norm blocks with attention, cross-attention and SwiGLU, over tokens on a grid.
 
-Shapes are `(batch, tokens, dim)`. Masks are boolean, `(batch, tokens)`, true where there is something. A masked token
-cannot reach any other, even if it is NaN; what comes out in its own place has no meaning.
+Shapes are `(batch, tokens, dim)`. Masks are boolean, `(batch, tokens)`, true at valid tokens. A masked token affects no
+other token, even if it is NaN; the output at masked positions is meaningless.
 
-No softmax is ever over nothing, which would be NaN. In self-attention a query that may see no key at all sees all of
-them (or, causal, itself): only padding can be in that place. For cross-attention the transformer has one learned
-context vector, `nothing`, that stands before every context and is never masked: a row whose whole context is masked,
-as a dropped caption's is, attends to it alone, and so does a transformer that is given no context.
+A softmax over no keys would be NaN. In self-attention, a query without any valid key attends to all keys (or, if
+causal, to itself); this can only happen at padding. For cross-attention the transformer has one learned null context
+vector (`nothing`), which precedes every context and is never masked: a row whose context is fully masked, such as a
+dropped caption, attends only to it, and so does a transformer without a context.
 
-Training calls a transformer with whole rows. A causal one can also go through rows piece by piece, `step` by `step`,
-with a `KVCache` from `start`; what comes out is the same, without gradients.
+Training uses full rows. A causal transformer can also process rows step by step, with `step` and a `KVCache` from
+`start`; the output is the same, without gradients.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Norm = Literal["layer", "rms"]
 
 
 class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020, 2002.05202), with as many weights as an ungated layer of `multiplier` times the width."""
+    """SwiGLU (Shazeer 2020, 2002.05202), with as many weights as an ungated layer of hidden size `ff_mult * dim`."""
 
-    def __init__(self, dim: int, multiplier: float = 4.0) -> None:
+    def __init__(self, dim: int, ff_mult: float = 4.0) -> None:
         super().__init__()
-        hidden = 16 * math.ceil(dim * multiplier * 2 / 3 / 16)  # whole vectors of the matrix kernels
+        hidden = 16 * math.ceil(dim * ff_mult * 2 / 3 / 16)  # a multiple of the vector size of matrix kernels
         self.to_hidden = nn.Linear(dim, 2 * hidden, bias=False)
         self.to_out = nn.Linear(hidden, dim, bias=False)
 
@@ -45,7 +45,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, attention to a context if there is one, feed-forward; each normalised before and added after."""
+    """Pre-norm residual block: self-attention, cross-attention if `context_dim` is set, feed-forward."""
 
     recomputable = True
 
@@ -56,19 +56,19 @@ class Block(nn.Module):
         head_dim: int = 64,
         context_dim: int | None = None,
         norm: Norm = "layer",
-        multiplier: float = 4.0,
+        ff_mult: float = 4.0,
         dropout: float = 0.0,
         causal: bool = False,
     ) -> None:
         super().__init__()
         self.attention_norm = make_norm(norm, dim)
         self.attention = Attention(dim, heads, head_dim, causal=causal)
-        self.crosses = context_dim is not None
+        self.has_cross_attention = context_dim is not None
         if context_dim is not None:
             self.cross_norm = make_norm(norm, dim)
             self.cross_attention = Attention(dim, heads, head_dim, context_dim)
         self.feed_forward_norm = make_norm(norm, dim)
-        self.feed_forward = FeedForward(dim, multiplier)
+        self.feed_forward = FeedForward(dim, ff_mult)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -80,9 +80,12 @@ class Block(nn.Module):
         cos_sin: CosSin | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """The masks are what `attention_mask` made. With `where` only these tokens come out."""
+        """`(batch, tokens, dim)` to the same shape, or `(indices, dim)` with flat token indices `where`.
+
+        The masks are results of `attention_mask`.
+        """
         x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask, cos_sin=cos_sin))
-        if self.crosses:
+        if self.has_cross_attention:
             x = x + self.dropout(self.cross_attention(self.cross_norm(x), context, context_mask))
         if where is not None:
             x = x.flatten(0, 1).index_select(0, where)
@@ -97,7 +100,7 @@ class Block(nn.Module):
         context_mask: Tensor | None = None,
         cos_sin: CosSin | None = None,
     ) -> Tensor:
-        """The same for tokens that follow those in the cache, without dropout; the context is what `cross_kv` made."""
+        """The same for new tokens after those in the cache, without dropout; `context` is from `cross_kv`."""
         x = x + self.attention.step(self.attention_norm(x), cache, cos_sin)
         if context is not None:
             x = x + self.cross_attention.cross_attend(self.cross_norm(x), context, context_mask)
@@ -106,11 +109,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Blocks and a last norm, over tokens that lie on a grid if `positions` says so.
+    """Transformer blocks and a final norm, with optional position embeddings on a grid.
 
-    Learned positions are added to the input once; rotary ones rotate queries and keys in every self-attention. `rotary`
-    does so beside learned ones: these say where a token is, rotation says how far two are apart.
-    `dropout` is that of each branch before it is added; attention weights have none, so that the fast kernels stay.
+    Learned `positions` are added to the input; rotary `positions` rotate queries and keys in every self-attention.
+    `rotary` adds rotary to learned positions, for absolute and relative positions. `dropout` applies to the output of
+    each residual branch, and not to attention weights, so that fast attention kernels can be used.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Transformer(nn.Module):
         head_dim: int = 64,
         context_dim: int | None = None,
         norm: Norm = "layer",
-        multiplier: float = 4.0,
+        ff_mult: float = 4.0,
         dropout: float = 0.0,
         causal: bool = False,
         positions: LearnedPositions | Rotary | None = None,
@@ -134,7 +137,7 @@ class Transformer(nn.Module):
         self.positions = positions
         self.rotary = rotary
         self.blocks = nn.ModuleList(
-            Block(dim, heads, head_dim, context_dim, norm, multiplier, dropout, causal) for _ in range(depth)
+            Block(dim, heads, head_dim, context_dim, norm, ff_mult, dropout, causal) for _ in range(depth)
         )
         self.norm = make_norm(norm, dim)
         self.nothing = None if context_dim is None else nn.Parameter(torch.randn(context_dim))
@@ -147,17 +150,18 @@ class Transformer(nn.Module):
         context: Tensor | CrossKV | None = None,
         context_mask: Tensor | None = None,
         grid: Sequence[int] | None = None,
-        places: Tensor | None = None,
+        position_ids: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """`grid` says how the tokens lie where that is not the whole shape of the positions; a line may be shorter.
+        """`(batch, tokens, dim)` to the same shape.
 
-        `places` `(batch, tokens)` says it where every row lies in its own way: counted over the whole shape. Who
-        needs some tokens alone gives their numbers, counted over the whole batch, as `where`, and gets `(tokens there,
-        dim)`: the last feed-forward is spared the others.
+        `grid` is the grid of the tokens, if it is smaller than the shape of the positions. `position_ids`
+        `(batch, tokens)` are flat indices into that shape, for rows with individual positions. `where` are flat indices
+        of tokens over the batch: only these are returned, `(indices, dim)`, and the last feed-forward is computed for
+        them alone.
         """
-        for state in self.hidden(x, mask, context, context_mask, grid, places, where):
-            last = state  # one at a time: the others may be forgotten
+        for state in self.hidden(x, mask, context, context_mask, grid, position_ids, where):
+            last = state  # a loop, so that earlier states can be freed
         out: Tensor = self.norm(last)
         return out
 
@@ -168,30 +172,30 @@ class Transformer(nn.Module):
         context: Tensor | CrossKV | None = None,
         context_mask: Tensor | None = None,
         grid: Sequence[int] | None = None,
-        places: Tensor | None = None,
+        position_ids: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """What comes out of each block in turn, before the last norm; of the last one the tokens `where` alone."""
+        """The output of each block in turn, before the final norm; of the last block only the tokens in `where`."""
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
             mask = attention_mask(mask, self.causal)
         if not isinstance(context, CrossKV):
-            context, context_mask = self._after_nothing(len(x), context, context_mask)
+            context, context_mask = self._prepend_null_context(len(x), context, context_mask)
         cos_sin = None
         if isinstance(self.positions, LearnedPositions):
-            x = x + (self.positions(self._grid(x, grid)) if places is None else self.positions.at(places))
-        turning = self.positions if isinstance(self.positions, Rotary) else self.rotary
-        if turning is not None:
-            cos_sin = turning(self._grid(x, grid)) if places is None else turning.at(places)
+            x = x + (self.positions(self._grid(x, grid)) if position_ids is None else self.positions.at(position_ids))
+        rotary = self.positions if isinstance(self.positions, Rotary) else self.rotary
+        if rotary is not None:
+            cos_sin = rotary(self._grid(x, grid)) if position_ids is None else rotary.at(position_ids)
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
-            seen = context.of_block(number) if isinstance(context, CrossKV) else context
-            x = block(x, mask, seen, context_mask, cos_sin, where if number == last else None)
+            own_context = context.of_block(number) if isinstance(context, CrossKV) else context
+            x = block(x, mask, own_context, context_mask, cos_sin, where if number == last else None)
             yield x
 
     @torch.no_grad()
     def precompute_cross_kv(self, context: Tensor, context_mask: Tensor) -> CrossKV:
-        """The context as many passes may be given it, instead of itself and its mask."""
+        """Keys and values of a context for many forward passes, instead of the context and its mask."""
         pairs, mask = self._contexts(len(context), context, context_mask)
         assert mask is not None
         keys, values = (torch.stack(parts, dim=1) for parts in zip(*pairs, strict=True))
@@ -201,24 +205,24 @@ class Transformer(nn.Module):
     def start(
         self, batch: int, max_length: int, context: Tensor | None = None, context_mask: Tensor | None = None
     ) -> KVCache:
-        """What `step` begins with: room for `max_length` tokens, and the context as every block wants it."""
+        """The initial cache for `step`, for up to `max_length` tokens, with keys and values of the context."""
         if not self.causal:
-            raise UsageError("Only a causal transformer can go step by step: earlier tokens must not see later ones.")
+            raise UsageError("Step-by-step decoding needs a causal transformer.")
         if self.positions is not None and len(self.positions.shape) != 1:
-            raise UsageError("Only tokens on a line can go step by step, not those on a grid.")
+            raise UsageError("Step-by-step decoding needs tokens on a line, not on a grid.")
         contexts, context_mask = self._contexts(batch, context, context_mask)
         return KVCache([LayerKVCache(max_length) for _ in self.blocks], contexts, context_mask)
 
     @torch.no_grad()
     def step(self, x: Tensor, cache: KVCache) -> Tensor:
-        """What `forward` gives for these tokens, `(batch, new, dim)`, after all those that the cache has seen."""
+        """The output of `forward` for new tokens `(batch, new, dim)` after those in the cache, which is updated."""
         before, after = cache.length, cache.length + x.shape[1]
         if after > cache.max_length:
-            raise UsageError(f"{after} tokens do not fit into a cache of {cache.max_length}.")
+            raise UsageError(f"{after} tokens do not fit into a KV cache of {cache.max_length}.")
         if isinstance(self.positions, LearnedPositions):
             x = x + self.positions.between(before, after)
-        turning = self.positions if isinstance(self.positions, Rotary) else self.rotary
-        cos_sin = None if turning is None else turning.between(before, after)
+        rotary = self.positions if isinstance(self.positions, Rotary) else self.rotary
+        cos_sin = None if rotary is None else rotary.between(before, after)
         for number, (block, layer) in enumerate(zip(self.blocks, cache.layers, strict=True)):
             assert isinstance(block, Block)
             x = block.step(x, layer, cache.contexts[number] if cache.contexts else None, cache.context_mask, cos_sin)
@@ -228,18 +232,18 @@ class Transformer(nn.Module):
     def _contexts(
         self, batch: int, context: Tensor | None, mask: Tensor | None
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
-        """What each block's attention makes of the context, if it has any, and the mask for all of them."""
-        context, mask = self._after_nothing(batch, context, mask)
+        """Keys and values of the context for each block, empty without cross-attention, and their mask."""
+        context, mask = self._prepend_null_context(batch, context, mask)
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         return [] if context is None else [block.cross_attention.cross_kv(context) for block in blocks], mask
 
-    def _after_nothing(
+    def _prepend_null_context(
         self, batch: int, context: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The context behind the vector that is always there, and the mask of both, ready for attention."""
+        """The context with the null context vector prepended, and the attention mask of both."""
         if self.nothing is None:
             if context is not None:
-                raise UsageError("This transformer takes no context: it was made without context_dim.")
+                raise UsageError("This transformer takes no context: it has no context_dim.")
             return None, None
         first = self.nothing.expand(batch, 1, -1)
         if context is None:
@@ -255,11 +259,11 @@ class Transformer(nn.Module):
         if grid is None:
             grid = (x.shape[1],) if len(shape) == 1 else shape
         if math.prod(grid) != x.shape[1]:
-            raise UsageError(f"{x.shape[1]} tokens do not fill a grid of {grid_text(grid)}.")
+            raise UsageError(f"{x.shape[1]} tokens do not match a grid of {grid_text(grid)}.")
         return grid
 
     def _shrink_branches(self) -> None:
-        """So that the sum of all branches starts at the scale of one, however deep."""
+        """Scale output weights so that the sum of all branches starts at the scale of one, whatever the depth."""
         for block in self.blocks:
             branches = [module for module in block.children() if isinstance(module, Attention | FeedForward)]
             for branch in branches:

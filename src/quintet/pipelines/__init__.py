@@ -1,1 +1,1 @@
-"""What a user calls: trained models that encode, generate or embed."""
+"""Pipelines, the interface for inference: trained models that encode, generate or embed."""

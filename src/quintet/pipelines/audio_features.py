@@ -1,4 +1,4 @@
-"""`AudioFeatureExtractor`: hidden states of an audio model, from which semantic tokens are made."""
+"""`AudioFeatureExtractor`: hidden states of an audio model, which k-means turns into semantic tokens."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from torch import Tensor
 
 
 class AudioFeatureExtractor(Protocol):
-    """Frozen, on some device. All its steps of time are equally long."""
+    """A frozen audio model. All its time steps have the same duration."""
 
     @property
-    def rate(self) -> int:
-        """Samples per second of its input."""
+    def sample_rate(self) -> int:
+        """Sampling rate of its input, in Hz."""
 
     @property
     def loudness(self) -> float | None:
-        """Loudness that clips are normalised to first, in LUFS; none: they stay as they are."""
+        """Loudness that clips are normalised to before encoding, in LUFS; None leaves them unchanged."""
 
     @property
     def token_rate(self) -> float:
-        """Steps per second."""
+        """Time steps per second of its output."""
 
     @property
     def depth(self) -> int:
-        """Number of its layers, which are counted from 1."""
+        """Number of layers; layers are numbered from 1."""
 
     @property
     def digest(self) -> str:
-        """A hash of all that the states depend on beside the clip: weights and settings."""
+        """A hash of everything that the hidden states depend on besides the clip: weights and settings."""
 
-    def states(self, wave: Tensor, layer: int) -> Tensor:
-        """Hidden states (steps, dim) after a layer, of one clip (samples,) of any length; at least one step."""
+    def hidden_states(self, wave: Tensor, layer: int) -> Tensor:
+        """Hidden states (steps, dim) after a layer, for one clip (samples,) of any length; at least one step."""

@@ -1,10 +1,10 @@
-"""`Pipeline`: a trained model that is ready to use, and what pipelines can do: tokenize, generate, embed.
+"""`Pipeline`: a trained model that is ready to use, and its kinds: `Tokenizer`, `Generator`, `Embedder`.
 
-    pipeline = Pipeline.from_pretrained("runs/muse")       # or MusePipeline, which takes no other family
+    pipeline = Pipeline.from_pretrained("runs/muse")       # or MusePipeline, which refuses other families
     images = pipeline(["a red circle"], num=4, seed=0)
 
-Nothing here or below imports `quintet.training`. A generator builds on other pipelines, such as its tokenizer: they are
-`frozen`, by the key that names them.
+This package and the packages it uses never import `quintet.training`. A generator uses other pipelines, such as its
+tokenizer; they are in `frozen`, by the configuration key that names them.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from quintet.errors import UsageError
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 Frozen = Mapping[str, "Pipeline[Any]"]
-"""The pipelines that another one builds on, by the key that names them."""
+"""Frozen pipelines that another pipeline uses, by the configuration key that names them."""
 PipelineLike: TypeAlias = "str | Path | Pipeline[Any]"
-"""A run, an exported folder, or a pipeline that is open already."""
+"""A run, an exported folder, or a loaded pipeline."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the weights of a pipeline were read."""
+    """The source of a pipeline's weights."""
 
     folder: Path
     step: int | None = None
     builtin: bool = False
-    """Whether it is a model without training: then `folder` is its name, and there is no such folder."""
+    """Whether this is a built-in model; then `folder` is its name and does not exist on disk."""
 
     @property
     def is_export(self) -> bool:
@@ -58,23 +58,23 @@ class Origin:
 
     @property
     def reference(self) -> str:
-        """A reference that finds the same weights again."""
+        """A reference that `from_pretrained` resolves to the same weights."""
         if self.builtin:
             return str(self.folder)
         return str(self.folder.resolve()) + ("" if self.is_export else f"@{self.step}")
 
 
 class Pipeline(ABC, Generic[ConfigT]):
-    """Trained modules with their configuration and the frozen pipelines that they build on."""
+    """Trained modules with their configuration and the frozen pipelines that they use."""
 
     recipe: ClassVar[str]
     """The name of the recipe that trains it."""
     exported: ClassVar[str]
     """The module that `quintet export` writes as `model.safetensors`."""
     model_class: ClassVar[type[nn.Module]]
-    """What that module is, made of `config.model`, unless `build_modules` says otherwise."""
+    """The class of that module, which is built from `config.model` unless `build_modules` is overridden."""
     auxiliary_modules: ClassVar[tuple[str, ...]] = ()
-    """Modules that it is better with, such as a critic; there where the configuration has them."""
+    """Optional modules that improve the results, such as a critic; present if the configuration enables them."""
 
     def __init__(
         self,
@@ -89,49 +89,49 @@ class Pipeline(ABC, Generic[ConfigT]):
         self.frozen: Frozen = dict(frozen or {})
         self.origin = origin
         self.reference = f"a {type(self.model).__name__} in Python" if origin is None else str(origin.folder)
-        """What the person called it."""
+        """How the user referred to it."""
 
     @classmethod
     def build_modules(cls, config: ConfigT, frozen: Frozen) -> dict[str, nn.Module]:
-        """Its modules with fresh weights, which loading replaces."""
+        """Its modules with random weights, which loading replaces."""
         return {cls.exported: cls.model_class(config.model)}
 
     @classmethod
     def fit(cls, config: ConfigT, frozen: Frozen) -> ConfigT:
-        """The configuration with the keys that follow from frozen pipelines; `UsageError` where they contradict it."""
+        """The configuration with the keys that frozen pipelines determine; `UsageError` if a key contradicts them."""
         for name, pipeline in frozen.items():
             config = config.adopt(f"the {name} {pipeline.reference}", {f"{name}_hash": pipeline.digest})
         return config
 
     @classmethod
     def from_pretrained(cls, reference: str | Path, *, device: str | None = None) -> Self:
-        """A run, RUN@step, RUN@best, an exported folder, or the name of a built-in model; averaged weights alone."""
+        """Load a run, RUN@step, RUN@best, an exported folder, or a built-in model by its name; EMA weights."""
         from quintet.pipelines.loading import open_pipeline
 
         pipeline = open_pipeline(reference)
         if not isinstance(pipeline, cls):
-            raise UsageError(f"{reference} is of recipe '{pipeline.recipe}', which is no {cls.__name__}")
+            raise UsageError(f"{reference} is a model of recipe '{pipeline.recipe}', not a {cls.__name__}")
         if device is not None:
             pipeline.config = pipeline.config.changed({"engine.device": device})
-        pipeline.place()
+        pipeline.move_to_device()
         return pipeline
 
     @classmethod
     def from_transformers(cls, folder: Path) -> Pipeline[Any]:
-        """Around a model that `transformers` wrote, of one of the types that its configuration class names."""
-        raise UsageError(f"recipe {cls.recipe} opens no models of transformers")
+        """Load a model saved by `transformers`, of one of the types in `TRANSFORMERS` of the configuration class."""
+        raise UsageError(f"recipe '{cls.recipe}' cannot load models of transformers")
 
-    # --- where it computes ----------------------------------------------------------------------------------
+    # --- device and precision -------------------------------------------------------------------------------
 
-    def place(self) -> None:
-        """Move everything to the device of `engine.device`, its own modules in the precision of the run."""
+    def move_to_device(self) -> None:
+        """Move all modules to `engine.device`, its own modules with the precision of the run."""
         device = Device(self.config.engine)
         device.to_device(self.modules)
         for pipeline in self.frozen.values():
             pipeline.to(device.device)
 
     def to(self, device: torch.device) -> None:
-        """Move everything to a device; the precision stays."""
+        """Move all modules, including frozen pipelines, to a device; dtypes are unchanged."""
         for module in self.modules.values():
             module.to(device)
         for pipeline in self.frozen.values():
@@ -139,22 +139,22 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     @property
     def device(self) -> torch.device:
-        # A model may have nothing to learn and still have tables.
+        # A model may have buffers and no parameters.
         tensors: Iterator[Tensor] = chain(self.model.parameters(), self.model.buffers())
         return next(tensors).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights: what others build on stays in float32, whatever it was trained in."""
+        """Dtype of the weights; frozen pipelines stay in float32, whatever precision they were trained in."""
         tensors: Iterator[Tensor] = chain(self.model.parameters(), self.model.buffers())
         return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
     def media(self, values: Tensor, *, is_bytes: bool = True) -> Tensor:
-        """Pixels or samples that a person gives, as the model takes them; bytes 0 to 255 become numbers 0 to 1."""
+        """Pixels or audio samples from the user, as input of the model; uint8 0 to 255 becomes float 0 to 1."""
         if values.dtype == torch.uint8 and is_bytes:
             return values.to(self.device, self.dtype) / 255
         if not values.is_floating_point():
-            raise UsageError(f"values of type {values.dtype} have no known range; give floating-point numbers")
+            raise UsageError(f"the range of {values.dtype} values is unknown; pass floating-point values")
         return values.to(self.device, self.dtype)
 
     @contextmanager
@@ -164,7 +164,7 @@ class Pipeline(ABC, Generic[ConfigT]):
         with inference_mode(self.modules), torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
             yield
 
-    # --- what it is -----------------------------------------------------------------------------------------
+    # --- modules and weights --------------------------------------------------------------------------------
 
     @property
     def model(self) -> Any:
@@ -172,17 +172,17 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the weights: two models with the same one encode alike."""
+        """A hash of the weights; models with the same hash encode identically."""
         return weights_digest(self.recipe, self.model)
 
     def freeze(self) -> Self:
-        """For others to build on: nothing of it is trained."""
+        """Set eval mode and disable gradients, for use inside another model."""
         for module in self.modules.values():
             module.eval().requires_grad_(False)
         return self
 
     def with_keys(self, changes: Mapping[str, Any]) -> Self:
-        """The same modules under other keys, such as `sample.steps`."""
+        """A copy that shares the modules, with other configuration keys, such as `sample.steps`."""
         changed = copy.copy(self)
         changed.config = self.config.changed(changes)
         return changed
@@ -190,19 +190,19 @@ class Pipeline(ABC, Generic[ConfigT]):
     # --- export ---------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path, metrics: Mapping[str, float] | None = None) -> None:
-        """Write the averaged weights with all that `from_pretrained` needs, frozen pipelines in folders inside."""
+        """Write the EMA weights and everything else that `from_pretrained` needs; frozen pipelines in subfolders."""
         files.refuse_existing(Path(folder))
         write_folder(Path(folder), self.contents(metrics))
 
     def contents(self, metrics: Mapping[str, float] | None = None) -> Contents:
-        """The files of an export."""
-        about = {
+        """The contents of an export, by file name."""
+        metadata = {
             "recipe": self.recipe,
             "step": None if self.origin is None else self.origin.step,
             "figures": dict(metrics or {}),
             "run": self.config.model_dump(mode="json"),
         }
-        contents = pretrained.export_contents(self.model, about)
+        contents = pretrained.export_contents(self.model, metadata)
         for name in self.modules.keys() - {self.exported}:
             contents.tensors[name] = self.modules[name].state_dict()
         for name, pipeline in self.frozen.items():
@@ -215,27 +215,27 @@ class Pipeline(ABC, Generic[ConfigT]):
     # --- data -----------------------------------------------------------------------------------------------
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Items of its data as the fields of one batch."""
+        """Collate dataset items into the fields of one batch."""
         return collate_equal(items)
 
 
 class Tokenizer(Pipeline[ConfigT]):
-    """Media to codes and back."""
+    """Encodes media to codes, and decodes codes to media."""
 
     @abstractmethod
     def splits(self) -> Splits:
-        """The media that the configuration names, as it encodes them."""
+        """The dataset splits of the configuration, preprocessed for encoding."""
 
     @abstractmethod
     def encode_batch(self, batch: Batch) -> Tensor:
-        """Codes of a batch of items, batch first."""
+        """Codes of a batch of items, (batch, ...)."""
 
     @abstractmethod
     def decode_files(self, codes: Tensor, name: str) -> list[Artifact]:
-        """What a batch of codes stands for, as files named after `name`."""
+        """Decode a batch of codes (batch, ...) to files whose names start with `name`."""
 
     def token_encoder(self) -> TokenEncoder:
-        """For a token cache: in eval mode, wherever the model is."""
+        """The encoder of a token cache; runs in eval mode on the device of the model."""
 
         def encode(batch: Batch) -> Tensor:
             with inference_mode(self.modules):
@@ -245,57 +245,57 @@ class Tokenizer(Pipeline[ConfigT]):
 
 
 class Generator(Pipeline[ConfigT]):
-    """Prompts to media. Each has typed options: those of `__call__`, and `OPTIONS` of its configuration class."""
+    """Generates media from prompts. The options are arguments of `__call__`, and `OPTIONS` of the configuration."""
 
     @property
     def unconditional(self) -> bool:
-        """Whether it generates without any prompt."""
+        """Whether it generates without a prompt."""
         return False
 
     @property
     def prompted(self) -> bool:
-        """Whether it generates from a text."""
+        """Whether it generates from a text prompt."""
         return not self.unconditional
 
     @abstractmethod
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Media for each prompt, `num` of each; the same seed gives the same ones."""
+        """Generate `num` items per prompt; the same seed gives the same items."""
 
     @abstractmethod
     def files(self, prompts: Sequence[str], options: Any) -> list[Artifact]:
-        """What `quintet sample` writes for prompts and options of the type that `config.OPTIONS` names."""
+        """The files that `quintet sample` writes; `options` are an instance of `config.OPTIONS`."""
 
 
 class Embedder(Pipeline[ConfigT]):
-    """Media and texts to vectors of one space."""
+    """Embeds media and texts in one vector space."""
 
     @abstractmethod
     def splits(self) -> Splits:
-        """The media that the configuration names."""
+        """The dataset splits of the configuration."""
 
     @abstractmethod
     def embed_batch(self, batch: Batch) -> Tensor:
-        """One vector an item, of length one."""
+        """One unit vector per item, (batch, dim)."""
 
     @abstractmethod
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """One vector a text, in the same space: the nearer to an item's, the better the text describes it."""
+        """One unit vector per text, (texts, dim), in the same space: the closer to an item, the better the match."""
 
 
 def as_tokenizer(pipeline: Pipeline[Any]) -> Tokenizer[Any]:
     if isinstance(pipeline, Tokenizer):
         return pipeline
-    hint = "; its layers make semantic tokens (--layer N)" if hasattr(pipeline, "audio_features") else ""
-    raise UsageError(f"recipe {pipeline.recipe} is not a tokenizer: it has no codes to encode to{hint}")
+    hint = "; use --layer N to encode semantic tokens" if hasattr(pipeline, "audio_features") else ""
+    raise UsageError(f"recipe '{pipeline.recipe}' is not a tokenizer{hint}")
 
 
 def as_generator(pipeline: Pipeline[Any]) -> Generator[Any]:
     if isinstance(pipeline, Generator):
         return pipeline
-    raise UsageError(f"recipe {pipeline.recipe} is not a generator: it takes no --text")
+    raise UsageError(f"recipe '{pipeline.recipe}' is not a generator")
 
 
 def as_embedder(pipeline: Pipeline[Any]) -> Embedder[Any]:
     if isinstance(pipeline, Embedder):
         return pipeline
-    raise UsageError(f"recipe {pipeline.recipe} has no embeddings; `quintet recipes` lists those that have")
+    raise UsageError(f"recipe '{pipeline.recipe}' has no embeddings; `quintet recipes` shows which recipes do")

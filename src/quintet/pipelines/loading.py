@@ -1,4 +1,4 @@
-"""Opening pipelines: from a run, an exported folder, a model of `transformers`, or the name of a built-in model."""
+"""Load pipelines from a run, an exported folder, a model of `transformers`, or the name of a built-in model."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from quintet.nn.pretrained_audio import is_audio_encoder
 from quintet.pipelines.base import Frozen, Origin, Pipeline
 
 AVERAGED = "ema/"
-"""Where a checkpoint holds the moving averages of modules."""
+"""Folder of the EMA weights in a checkpoint."""
 
 
 def open_pipeline(reference: str | Path) -> Pipeline[Any]:
-    """Open `RUN`, `RUN@step`, `RUN@best`, an exported folder, one of `transformers`, or a built-in model by its name.
+    """Load `RUN`, `RUN@step`, `RUN@best`, an exported folder, one of `transformers`, or a built-in model by its name.
 
-    On the CPU, in float32, in eval mode. `hf:NAME` is the folder that the hub's cache holds under that name. A folder
-    that is called like a built-in model is `./NAME`.
+    The pipeline is on the CPU, in float32 and in eval mode. `hf:NAME` is a model in the local Hugging Face cache. A
+    folder with the name of a built-in model is `./NAME`.
     """
     config = registry.find_builtin(reference) if isinstance(reference, str) else None
     text, which = str(reference), ""
-    if "@" in text and not os.path.exists(text):  # the name of a folder may hold an @ of its own
+    if "@" in text and not os.path.exists(text):  # a folder name may contain an @
         text, _, which = text.rpartition("@")
     folder = Path(text)
     if text.startswith(PRETRAINED):
@@ -64,7 +64,7 @@ def _open_run(folder: Path, which: str) -> Pipeline[Any]:
     config = registry.read_config(chosen / "config.yaml")
     step = read_meta(chosen, config.recipe)["step"]
     for problem in problems:
-        say(f"damaged checkpoint passed over: {problem}")
+        say(f"skipped a damaged checkpoint: {problem}")
     pipeline = _build(config, open_frozen(config, folder), Origin(folder, step))
     for name, module in pipeline.modules.items():
         load_module(module, chosen, AVERAGED + name if _is_averaged(chosen, name) else name)
@@ -78,7 +78,9 @@ def _is_averaged(folder: Path, name: str) -> bool:
 def _open_export(folder: Path) -> Pipeline[Any]:
     settings = pretrained.read_settings(folder)
     if not isinstance(settings.get("run"), dict):
-        raise UsageError(f"{folder} holds a model without its run; load it with `from_pretrained`, or export a run")
+        raise UsageError(
+            f"{folder} is a model without a run configuration; load it with `from_pretrained`, or export a run"
+        )
     schema = registry.find(str(settings.get("recipe"))).config_class()
     config = configs.validate(schema, configs.migrated(schema, settings["run"]))
     pipeline = _build(config, open_frozen(config, folder), Origin(folder, settings.get("step")))
@@ -87,7 +89,7 @@ def _open_export(folder: Path) -> Pipeline[Any]:
             load_module(pipeline.modules[name], folder, pretrained.WEIGHTS)
         elif (folder / f"{name}.safetensors").exists():
             load_module(pipeline.modules[name], folder, name)
-        else:  # older exports hold the model alone
+        else:  # older exports contain only the model
             del pipeline.modules[name]
     return pipeline
 
@@ -97,29 +99,31 @@ def _open_transformers(folder: Path, model_type: str) -> Pipeline[Any]:
     if entry is None:
         known = ", ".join(registry.transformers_types())
         hint = (
-            "; semantic tokens are made with it by `quintet encode … --layer N`" if is_audio_encoder(model_type) else ""
+            "; use `quintet encode … --layer N` to encode semantic tokens with it"
+            if is_audio_encoder(model_type)
+            else ""
         )
-        raise UsageError(f"{folder} holds a model of transformers of type {model_type[:40]}, not of {known}{hint}")
+        raise UsageError(f"{folder} is a transformers model of type {model_type[:40]}; supported types: {known}{hint}")
     return entry.pipeline_class().from_transformers(folder)
 
 
 def open_frozen(config: RunConfig, home: Path | None = None) -> dict[str, Pipeline[Any]]:
-    """The pipelines that a configuration names as its tokenizer and the like.
+    """The frozen pipelines of a configuration, such as its tokenizer, by key.
 
-    They are taken from the copy in `home`, the folder of a run or export, where there is one.
+    The copy in `home`, the folder of a run or export, is preferred if there is one.
     """
     named = [name for name in config.FROZEN_KEYS if getattr(config, name)]
     return {name: open_pipeline(_location(config, name, home)).freeze() for name in named}
 
 
 def _location(config: RunConfig, name: str, home: Path | None) -> str:
-    """The copy in a run's own folder; where there is none, what the key says."""
+    """The copy in the folder of the run, or else the value of the key."""
     own = home / name if home is not None else None
     return str(own) if own is not None and own.is_dir() else str(getattr(config, name))
 
 
 def load_live(pipeline: Pipeline[Any]) -> dict[str, nn.Module] | None:
-    """The weights without averaging that a pipeline's checkpoint holds; none where it holds no others."""
+    """Modules with the live weights (not EMA) of the checkpoint; None if there are no others than those loaded."""
     origin = pipeline.origin
     if origin is None or origin.builtin or origin.is_export or not pipeline.config.ema.enabled:
         return None
@@ -131,8 +135,8 @@ def load_live(pipeline: Pipeline[Any]) -> dict[str, nn.Module] | None:
 
 
 def read_weights(pipeline: Pipeline[Any]) -> dict[str, dict[str, Tensor]]:
-    """The tensors to start a fine-tuning from: all modules of the run that a pipeline was opened from, averaged where
-    they are, or those of its export."""
+    """State dicts to start fine-tuning from, by module: all modules of the run (EMA weights if there are any), or those
+    of the export."""
     origin = pipeline.origin
     if origin is None or origin.is_export or origin.builtin:
         return {name: dict(module.state_dict()) for name, module in pipeline.modules.items()}
@@ -146,7 +150,7 @@ def read_weights(pipeline: Pipeline[Any]) -> dict[str, dict[str, Tensor]]:
 
 
 def choose_checkpoint(folder: Path, which: str) -> tuple[Path, list[str]]:
-    """The checkpoint of a run that `latest`, `best` or a step names, and what was wrong with newer ones."""
+    """The checkpoint that `latest`, `best` or a step refers to, and the problems of newer, damaged ones."""
     root = folder / checkpoint.ROOT
     if not checkpoint.steps(root):
         raise UsageError(f"{folder} has no checkpoint yet; train it first")

@@ -1,4 +1,4 @@
-"""`MaskGitPipeline`: what the generators with a `MaskGit` over a tokenizer's codes have in common."""
+"""`MaskGitPipeline`: base class of generators with a `MaskGit` over the codes of a tokenizer."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ class MaskGitPipeline(TextGenerator[ConfigT]):
         return critic
 
     def sampling(self) -> masked.Sampling:
-        """How `sample.*` says that tokens are filled in."""
+        """The decoding settings of the keys `sample.*`."""
         config = self.config.sample
-        return masked.settings_of(config, config.steps, self.guidance, config.top_k)
+        return masked.sampling_from_config(config, config.steps, self.guidance_scale, config.top_k)

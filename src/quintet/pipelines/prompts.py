@@ -1,4 +1,4 @@
-"""Prompts of a generator: how many items of each text, their random numbers, and checks before anything is made."""
+"""Prompts of a generator: items per prompt, their random numbers, and checks before generation starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quintet.pipelines.base import ConfigT, Generator
 
 @dataclass(frozen=True)
 class Prompts:
-    """Texts to generate from, `num` items of each. The random numbers of an item do not depend on the batch size."""
+    """Text prompts and `num` items per prompt. The random numbers of an item do not depend on the batch size."""
 
     texts: Sequence[str]
     num: int = 1
@@ -26,9 +26,9 @@ class Prompts:
 
     @classmethod
     def of(cls, prompts: str | Sequence[str], num: int, seed: int) -> Prompts:
-        """As a person gives them; no prompt at all is an empty one."""
+        """From one prompt or a list; an empty list counts as one empty prompt."""
         if num < 1:
-            raise UsageError(f"num={num}: give at least 1")
+            raise UsageError(f"num={num} is invalid; it must be at least 1")
         return cls([prompts] if isinstance(prompts, str) else list(prompts) or [""], num, seed)
 
     @property
@@ -37,38 +37,44 @@ class Prompts:
         return [text for text in self.texts for _ in range(self.num)]
 
     def batches(self, size: int) -> Iterator[tuple[list[str], ItemRNG]]:
-        """`items` in batches of at most `size`, each with its random numbers."""
+        """`items` in batches of at most `size`, each with an `ItemRNG`."""
         items = self.items
         for start in range(0, len(items), size):
             part = items[start : start + size]
             yield part, ItemRNG(self.seed, [0] * len(part), range(start, start + len(part)))
 
 
-def check_prompts(model: TextConfig, texts: Iterable[str], negative: str | None, asked: float, guidance: float) -> None:
-    """Refuse texts that the model cannot be given. It is `asked` for one guidance scale and can give the other."""
+def check_prompts(
+    model: TextConfig, texts: Iterable[str], negative: str | None, requested_scale: float, guidance_scale: float
+) -> None:
+    """Refuse texts that the model cannot use, and warn about truncated texts and missing guidance.
+
+    `requested_scale` is the configured guidance scale, `guidance_scale` the one that the model supports.
+    """
     texts = list(texts)
     if model.text == "none" and (any(texts) or negative):
-        raise UsageError("this model was trained without text (model.text=none); leave --text and --negative out")
-    if negative and guidance == 1:
+        raise UsageError("this model was trained without text (model.text=none); omit --text and --negative")
+    if negative and guidance_scale == 1:
         raise UsageError(
-            "a negative text works by guidance: it needs sample.guidance_scale above 1 and loss.cond_drop_prob"
+            "a negative prompt needs guidance: set sample.guidance_scale above 1, for a model trained with "
+            "loss.cond_drop_prob above 0"
         )
-    if model.text != "none" and asked != guidance:
-        say("warning: made without guidance, because no text was dropped in training (loss.cond_drop_prob)")
+    if model.text != "none" and requested_scale != guidance_scale:
+        say("warning: generating without guidance, because the model was trained with loss.cond_drop_prob=0")
     if long := overlong_texts(model, [*texts, negative or ""]):
-        most = f"{max_text_symbols(model)} {model.text}"
-        say(f"warning: cut to {most}, which is all the model reads: {long[0][:100]!r}")
+        limit = f"{max_text_symbols(model)} {model.text}"
+        say(f"warning: prompt truncated to {limit} (model.text_length): {long[0][:100]!r}")
 
 
-def sample_record(settings: SampleConfig, seed: int, **given: str | Path | None) -> dict[str, Any]:
-    """What `samples.jsonl` says of everything that is made: seed, settings, and the texts and files that were given."""
+def sample_record(settings: SampleConfig, seed: int, **inputs: str | Path | None) -> dict[str, Any]:
+    """The common part of a line of `samples.jsonl`: seed, decoding settings, and the texts and files used as input."""
     own = settings.model_dump(mode="json", exclude=set(SampleConfig.model_fields))
-    known = {name: str(value) for name, value in given.items() if value is not None}
+    known = {name: str(value) for name, value in inputs.items() if value is not None}
     return {"seed": seed, "settings": own, **known}
 
 
 class TextGenerator(Generator[ConfigT]):
-    """A generator with the keys of `TextConfig`, perhaps guided by texts."""
+    """A generator with the keys of `TextConfig`, with or without text conditioning."""
 
     @property
     def unconditional(self) -> bool:
@@ -76,8 +82,8 @@ class TextGenerator(Generator[ConfigT]):
         return bool(keys.model.text == "none")
 
     @property
-    def guidance(self) -> float:
-        """The guidance scale that the model can be sampled with; 1, which is none, where no text was ever dropped."""
+    def guidance_scale(self) -> float:
+        """The guidance scale that the model supports: 1 (no guidance) if it was trained without dropping texts."""
         keys: Any = self.config
         possible = not self.unconditional and keys.loss.cond_drop_prob > 0
         return float(keys.sample.guidance_scale) if possible else 1.0

@@ -1,1 +1,1 @@
-"""Decoding of tokens as pure functions over a `logits` callable."""
+"""Token decoding (masked and autoregressive) as pure functions over a `logits` callable."""

@@ -1,7 +1,7 @@
-"""How one code is drawn from scores: top-k and top-p filters, temperature, and chances that belong to an item.
+"""Sampling one code from logits: top-k and top-p filters, temperature, and uniform random numbers per item.
 
-What is decided by, is compared in float64 on the CPU, or as integers: the numbers are few, some devices have no
-float64, and sums of integers are the same in any order.
+Comparisons that decide a sample are made in float64 on the CPU or in integers, so they do not depend on the device:
+some devices have no float64, and sums of integers are the same in any order.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UsageError
 
-_GREEDY_BELOW = 1e-9  # a temperature at which only the likeliest code is left, and division would overflow
-_WEIGHT_OF_THE_LIKELIEST = 2.0**40  # sums over four million codes stay within int64
+_GREEDY_BELOW = 1e-9  # below this temperature sampling is greedy, and division would overflow
+_MAX_WEIGHT = 2.0**40  # of the most likely code; sums over four million codes fit in int64
 
 
 def check_filters(top_k: int | float | None, top_p: float | None) -> None:
-    """Refuse what `choose` could not do, by the name of its key."""
+    """Raise `UsageError` if `top_k` or `top_p` is out of range; the message names the key."""
     if isinstance(top_k, float) and not 0 < top_k <= 1:
-        raise UsageError(f"sample.top_k is {top_k}; give a share above 0 and up to 1, or a whole number of codes.")
+        raise UsageError(f"sample.top_k is {top_k}; use a fraction above 0 and up to 1, or an integer number of codes.")
     if isinstance(top_k, int) and top_k < 1:
-        raise UsageError(f"sample.top_k is {top_k}; give at least 1 code, or leave it out.")
+        raise UsageError(f"sample.top_k is {top_k}; it must be at least 1, or null.")
     if top_p is not None and not 0 < top_p <= 1:
-        raise UsageError(f"sample.top_p is {top_p}; give a number above 0 and up to 1, or leave it out.")
+        raise UsageError(f"sample.top_p is {top_p}; it must be above 0 and at most 1, or null.")
 
 
 def check_not_negative(**values: float) -> None:
     for key, value in values.items():
         if not 0 <= value < math.inf:
-            raise UsageError(f"sample.{key} is {value}; give a finite number of at least 0.")
+            raise UsageError(f"sample.{key} is {value}; it must be finite and at least 0.")
 
 
-def check_scores(scores: Tensor) -> Tensor:
-    """The scores, refused if they are no distribution."""
-    if not scores.amax(-1).isfinite().all():
+def check_logits(logits: Tensor) -> Tensor:
+    """Return the logits; raise `RunError` if they are not finite."""
+    if not logits.amax(-1).isfinite().all():
         raise RunError("The model's logits are not finite, so nothing can be sampled; use an earlier checkpoint.")
-    return scores
+    return logits
 
 
 def filter_top_k(logits: Tensor, k: int | float) -> Tensor:
-    """Rule out all but the `k` likeliest codes (a float: that share of them); equals of the last one stay."""
+    """Set all but the `k` largest logits to -inf (float `k`: that fraction of the codes); ties are kept."""
     codes = logits.shape[-1]
     count = max(round(k * codes) if isinstance(k, float) else k, 1)
     if count >= codes:
@@ -54,46 +54,46 @@ def filter_top_k(logits: Tensor, k: int | float) -> Tensor:
 
 
 def filter_top_p(logits: Tensor, p: float) -> Tensor:
-    """Rule out all but the fewest likeliest codes that together have probability `p`; equals of the last one stay."""
+    """Set all logits to -inf except the smallest set of most likely codes with total probability `p`, plus ties."""
     if p >= 1:
         return logits
     ordered = _descending(logits)
     sums = _weights(ordered).cumsum(-1)
     totals = sums[..., -1:]
     limit = (totals.cpu().double() * p).ceil().long().to(logits.device).minimum(totals)
-    needed = (sums < limit).sum(-1, keepdim=True)  # the place of the first code whose sum reaches the limit
+    needed = (sums < limit).sum(-1, keepdim=True)  # index of the first code whose cumulative sum reaches the limit
     least = ordered.gather(-1, needed)
     return logits.masked_fill(logits < least, -math.inf)
 
 
 def choose(
-    scores: Tensor,
+    logits: Tensor,
     chances: Tensor,
     temperature: float = 1.0,
     top_k: int | float | None = None,
     top_p: float | None = None,
 ) -> Tensor:
-    """One code for each row of scores: the one in whose share of the distribution the row's chance falls."""
+    """Sample one code per row of `logits` (rows, codes) by inverse CDF; `chances` (rows,) are uniform in (0, 1)."""
     if temperature < _GREEDY_BELOW:
-        return scores.argmax(-1)
+        return logits.argmax(-1)
     if top_k is not None:
-        scores = filter_top_k(scores, top_k)
+        logits = filter_top_k(logits, top_k)
     if top_p is not None:
-        scores = filter_top_p(scores, top_p)
-    sums = _weights(scores, temperature).cumsum(-1)
+        logits = filter_top_p(logits, top_p)
+    sums = _weights(logits, temperature).cumsum(-1)
     totals = sums[:, -1].cpu()
     aims = (chances * totals.double()).long().minimum(totals - 1)
     return torch.searchsorted(sums, aims.to(sums.device)[:, None], right=True)[:, 0]
 
 
-def uniform(rng: ItemRNG, name: str, places: int) -> Tensor:
-    """Float64 numbers within (0, 1), never 0 nor 1, (items, places); a longer row begins with the shorter one."""
-    words = rng.bits(name, places) >> np.uint64(12)
+def uniform(rng: ItemRNG, name: str, count: int) -> Tensor:
+    """Uniform float64 numbers in the open interval (0, 1), (items, count); a longer row starts with a shorter one."""
+    words = rng.bits(name, count) >> np.uint64(12)
     return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-52)
 
 
-def guesses(logits: Tensor, chances: Tensor) -> Tensor:
-    """A code for each row of logits, drawn by the row's chance in [0, 1); nothing is read from the device."""
+def sample_on_device(logits: Tensor, chances: Tensor) -> Tensor:
+    """Sample one code per row of `logits` (rows, codes) without GPU synchronisation; `chances` (rows,) in [0, 1)."""
     sums = _weights(logits).cumsum(-1)
     totals = sums[:, -1:]
     aims = (chances.to(logits.device)[:, None] * totals).long().minimum(totals - 1)
@@ -101,17 +101,17 @@ def guesses(logits: Tensor, chances: Tensor) -> Tensor:
 
 
 def _weights(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Probabilities as int64 on a scale on which the likeliest code has 2^40.
+    """Probabilities as int64, scaled so that the most likely code has 2^40.
 
-    Sums of integers are exact in any order, so they are the same on every device, never fall, and are allowed
-    on CUDA under deterministic algorithms, where a cumulative sum of floats is not.
+    Integer sums are exact in any order: they are the same on every device, cumulative sums never decrease, and they
+    are allowed on CUDA with deterministic algorithms, unlike a cumulative sum of floats.
     """
     relative = at_least_fp32(logits - logits.amax(-1, keepdim=True)) / temperature
-    return (relative.exp() * _WEIGHT_OF_THE_LIKELIEST).long()
+    return (relative.exp() * _MAX_WEIGHT).long()
 
 
 def _descending(logits: Tensor) -> Tensor:
-    """Sorted along the last axis. On the CPU by numpy, which sorts values alone some ten times as fast as torch."""
+    """Sorted in descending order along the last axis. On a CPU by numpy, which is about ten times as fast as torch."""
     if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(np.sort(logits.detach().numpy(), axis=-1)).flip(-1)
     return logits.sort(dim=-1, descending=True).values

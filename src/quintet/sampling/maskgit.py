@@ -1,4 +1,4 @@
-"""Decoding of a `MaskGit`: masked positions of a tokenizer's grid are filled, with guidance and with a critic."""
+"""Decoding of a `MaskGit`: fills masked positions of a token grid, with guidance and an optional critic."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def fill(
     critic: TokenCritic | None = None,
     name: str = "decode",
 ) -> Tensor:
-    """The tokens (batch, positions) with codes where the hole is; `uncond` is what guidance leads away from.
+    """Fill `tokens` (batch, positions) where `hole` (batch, positions) is True; guidance steers away from `uncond`.
 
-    `critic` decides what is masked again: a `TokenCritic`, or nothing; a model with a critic of its own uses that.
+    `critic` decides which tokens to mask again; without it, a model with `model.self_critic` uses its own head.
     """
-    # Texts are encoded once, not in each step.
-    guided = settings.guidance != 1 and bool(uncond)
+    # Encode texts once, not in every step.
+    guided = settings.guidance_scale != 1 and bool(uncond)
     precomputed = maskgit.precompute_conditioning(joined(cond, uncond) if guided else cond)
     own, other = split(precomputed, len(tokens)) if guided else (precomputed, {})
     return masked.decode(
@@ -44,7 +44,7 @@ def fill(
         settings=settings,
         cond=own,
         uncond=other,
-        valid=cond.get("there"),
+        valid=cond.get("valid_mask"),
         critic=_critic(maskgit, critic, cond),
         name=name,
     )
@@ -53,7 +53,7 @@ def fill(
 def encode_vectors(
     maskgit: MaskGit, vectors: Tensor, mask: Tensor | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """As `encode_prompts`, of texts that somebody else has embedded, (batch, words, width)."""
+    """As `encode_prompts`, for precomputed text embeddings `vectors` (batch, tokens, vector_dim)."""
     mask = torch.ones(vectors.shape[:2], dtype=torch.bool) if mask is None else mask
     dropped = torch.zeros(len(vectors), dtype=torch.bool)
     return maskgit.text_vectors(vectors, mask), maskgit.text_vectors(vectors, mask, dropped)
@@ -64,14 +64,14 @@ def _logits(
 ) -> tuple[Tensor, Tensor | None]:
     if not maskgit.config.self_conditioning:
         return maskgit(tokens, conditioning, where=where), None
-    # Self-conditioning takes the logits of every position.
+    # Self-conditioning needs the logits of all positions.
     logits: Tensor = maskgit(tokens, conditioning, previous=previous)
     return logits[where], logits
 
 
 def _critic(maskgit: MaskGit, critic: TokenCritic | None, cond: Conditioning) -> Critic | None:
     if critic is not None:
-        # It has a text encoder of its own.
+        # The critic has its own text encoder.
         conditioning = critic.precompute_conditioning(cond)
         return lambda tokens, _: critic(tokens, conditioning)
     return maskgit.score if maskgit.config.self_critic else None

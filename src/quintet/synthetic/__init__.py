@@ -1,1 +1,1 @@
-"""Data sets drawn by code, and their judges."""
+"""Synthetic datasets that are rendered by code, and judges that score generated media."""

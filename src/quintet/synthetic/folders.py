@@ -1,4 +1,4 @@
-"""What synthetic data sets share: words drawn at random, the split of a caption, and how a folder is written."""
+"""Helpers of synthetic datasets: random choices, captions, splits, and writing a dataset folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from quintet.data.index.marker import write_marker
 from quintet.errors import UsageError
 
 MINIMUM_SIZE = 32
-"""Pixels of a side, of images and video."""
-VALIDATION_SHARE = 0.1
+"""Minimum side of images and video, in pixels."""
+VALIDATION_FRACTION = 0.1
 
 OptionT = TypeVar("OptionT")
 
@@ -31,44 +31,49 @@ def with_article(words: str) -> str:
 
 
 def refuse_bad_request(folder: Path, num: int, seed: int, item: str, size: int | None = None) -> None:
-    """`item` is what one of them is called."""
+    """Raise `UsageError` for invalid options of a dataset; `item` is the noun for one item in messages."""
     if num <= 0:
-        raise UsageError(f"--num is {num}; ask for at least one {item}.")
+        raise UsageError(f"--num is {num}; it must be at least 1 {item}.")
     if size is not None and size < MINIMUM_SIZE:
-        raise UsageError(f"--size is {size}; choose {MINIMUM_SIZE} or more, smaller shapes cannot be told apart.")
+        raise UsageError(f"--size is {size}; it must be at least {MINIMUM_SIZE}, because smaller shapes look the same.")
     if seed < 0:
-        raise UsageError(f"--seed is {seed}; choose 0 or more.")
+        raise UsageError(f"--seed is {seed}; it must be at least 0.")
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; name a new folder for the data set.")
+        raise UsageError(f"{folder} is a file; choose a new folder for the dataset.")
     if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty; name a new folder, or remove this one first.")
+        raise UsageError(f"{folder} is not empty; choose a new folder, or remove this one first.")
 
 
 def split_by_words(caption: str, withheld: bool = False) -> str:
-    """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits.
+    """The split of a caption, `train`, `validation` or `withheld`: a function of its words, so that equal captions are
+    in the same split.
 
-    `withheld` is whether the words say what is never trained on, such as one colour of one shape.
+    `withheld` is true for combinations that are never trained on, such as one colour of one shape.
     """
     if withheld:
         return "withheld"
     words = " ".join(re.findall(r"[a-z0-9]+", caption.lower()))
-    share = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") / 2**64
-    return "validation" if share < VALIDATION_SHARE else "train"
+    fraction = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") / 2**64
+    return "validation" if fraction < VALIDATION_FRACTION else "train"
 
 
 def write_items(
-    folder: Path, about: Mapping[str, Any], noun: str, file_name: str, write: Callable[[int, Path], Mapping[str, Any]]
+    folder: Path,
+    metadata: Mapping[str, Any],
+    noun: str,
+    file_name: str,
+    write: Callable[[int, Path], Mapping[str, Any]],
 ) -> None:
-    """The items of a set, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`.
+    """Write the items of a dataset, `dataset.json` (its `metadata`) and, last, `metadata.jsonl`.
 
-    `write` writes the item of a number as a file and returns its row: `text`, `split`, and what is true of it.
+    `write(index, path)` writes one item to a file and returns its row: `text`, `split`, and its attributes.
     """
     folder = Path(folder)
-    refuse_bad_request(folder, about["num"], about["seed"], noun, about.get("size"))
+    refuse_bad_request(folder, metadata["num"], metadata["seed"], noun, metadata.get("size"))
     (folder / file_name).parent.mkdir(parents=True, exist_ok=True)
     rows = []
-    for index in range(about["num"]):
+    for index in range(metadata["num"]):
         name = file_name.format(index)
         rows.append({"file_name": name, **write(index, folder / name)})
-    write_marker(folder, dict(about))
+    write_marker(folder, dict(metadata))
     files.replace_text(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

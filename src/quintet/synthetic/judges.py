@@ -1,6 +1,6 @@
-"""Judges of synthetic data sets: programs without learned weights that say whether media show what captions promise.
+"""Judges of synthetic datasets: programs without learned weights that check whether media match their captions.
 
-Each set has one, in its `<set>_judge` module; `quintet.registry.find_judge` finds it by the set's name.
+Each dataset has a judge in its `<dataset>_judge` module; `quintet.registry.find_judge` finds it by name.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import torch
 from torch import Tensor
 
 WITHHELD = "withheld"
-"""The split of items that show two attributes which are never trained on together."""
+"""The split of items with a combination of two attributes that is never trained on."""
 
 MediaT = TypeVar("MediaT")
 Row = Mapping[str, Any]
-"""What is true of an item: its columns in `metadata.jsonl`."""
+"""The attributes of an item: its columns in `metadata.jsonl`."""
 Scores = Mapping[str, float | list[float]]
 
 
 class Judge(ABC, Generic[MediaT]):
-    """Metrics of media against the metadata of the items whose captions they were generated from."""
+    """Scores media with the metadata of the items whose captions they were generated from."""
 
     splits: ClassVar[tuple[str, ...]] = ("validation", WITHHELD)
     """The splits that can be judged."""
 
     def metrics(self, media: Iterable[MediaT], metadata: Sequence[Row], split: str) -> dict[str, Tensor]:
-        """By metric the scores of all items, (items) or (items, …) float64, 1 where media are as promised.
+        """The scores of all items by metric, (items,) or (items, …) in float64; 1 if the media match the caption.
 
-        NaN is where a caption promises nothing of the kind. Of the withheld split there is one metric: whether both
-        attributes that were never seen together are right.
+        NaN if a metric does not apply to a caption. The withheld split has one metric: whether both attributes of the
+        withheld combination match.
         """
         score = self.score_withheld if split == WITHHELD else self.score
         rows = [score(each, row) for each, row in zip(media, metadata, strict=True)]
@@ -39,17 +39,17 @@ class Judge(ABC, Generic[MediaT]):
 
     @abstractmethod
     def knows(self, row: Row) -> bool:
-        """Whether a row says all that the judge compares with; a person may have added others to the set."""
+        """Whether a row has all attributes that the judge needs; users may add other items to the dataset."""
 
     @abstractmethod
     def score(self, media: MediaT, row: Row) -> Scores:
         """The metrics of one item."""
 
     def score_withheld(self, media: MediaT, row: Row) -> Scores:
-        """The same, of the withheld split."""
+        """The metric of one item of the withheld split."""
         raise NotImplementedError(f"{type(self).__name__} judges {', '.join(self.splits)}")
 
 
 def has_keys(value: object, keys: Collection[str]) -> bool:
-    """Whether a column holds an object with these keys."""
+    """Whether a column is an object with these keys."""
     return isinstance(value, dict) and value.keys() >= set(keys)

@@ -1,12 +1,11 @@
-"""The synthetic video data set `motions`: one coloured shape that moves, grows, shrinks or bounces, with a caption.
+"""The synthetic video dataset `motions`: one coloured shape that moves, grows, shrinks or bounces, with a caption.
 
-This file owns what a clip of the data set is: its vocabulary, how a scene is drawn at random, rendered and put into
-words, which split it belongs to, and how the folder is written. An item is a pure function of (seed, index, size); the
-scene and its caption do not even depend on the size. Shapes and colours are those of the data set `shapes`, in its
-frame of 64 x 64 units with y pointing down. Every frame differs from the one before.
+This module has its vocabulary, random scenes, rendering, captions, splits and writing. An item is a pure function of
+(seed, index, size); the scene and its caption do not depend on the size. Shapes and colours are those of the dataset
+`shapes`, in its frame of 64 x 64 units with y pointing down. Every frame differs from the previous one.
 
-`quintet.synthetic.motions_judge` tells from a clip alone what it shows. Metrics are only comparable while neither
-the items nor the judge change, so a change to either needs a new `VERSION`.
+`quintet.synthetic.motions_judge` recognises the content of a clip. Metrics are comparable only while neither the items
+nor the judge change, so a change to either needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ from quintet.synthetic.shapes import COLOURS, FRAME, SHAPES, FloatArray, coverag
 VERSION = 1
 FRAMES = 17
 RATE = 8
-"""Frames a second."""
+"""Frames per second."""
 
 MOTIONS = ("left", "right", "up", "down", "grow", "shrink", "bounce")
 
-# Clips that show one of these are never trained on. No shape and no motion is in the list twice, so that each stays
-# frequent in training and only the combination is new.
+# Combinations that are never trained on. No shape and no motion is listed twice, so that each remains frequent in
+# training and only the combination is new.
 WITHHELD_PAIRS = frozenset({("circle", "left"), ("star", "up"), ("heart", "grow"), ("square", "bounce")})
 
 RADII = (8.5, 11.0)
-SMALL_RADII, LARGE_RADII = (6.0, 7.0), (12.0, 13.5)  # where a shape begins to grow, and where it ends
-REACH = 1.25  # how far from its origin a shape goes at most, in radii
-BORDER_GAP = 4.0  # between an outline and the edge of the picture
-START_JITTER = 4.0  # how far from the edge a way begins and ends
-FALL = (16.0, 22.0)  # of a bounce
+SMALL_RADII, LARGE_RADII = (6.0, 7.0), (12.0, 13.5)  # start and end of growing
+REACH = 1.25  # maximum extent of a shape from its origin, in radii
+BORDER_GAP = 4.0  # between an outline and the edge of the image
+START_JITTER = 4.0  # variation of the start and end of a path
+FALL = (16.0, 22.0)  # height of a bounce
 ANGLE_JITTER = math.radians(8)
 COLOUR_JITTER = 8  # of 255, per channel
-BACKGROUND_CONTRAST = 0.2  # least distance in Oklab between the shape and any part of the background
+BACKGROUND_CONTRAST = 0.2  # minimum distance in Oklab between the shape and the background
 BACKGROUND_GREYS = (24.0, 240.0)  # of 255, before a slight tint
 GRADIENT_RISE = (24.0, 80.0)  # of 255, from one side to the other
-PLAIN_SHARE = 0.5
+PLAIN_FRACTION = 0.5
 
 Clip = npt.NDArray[np.uint8]
 
 
 class MotionRecord(TypedDict):
-    """What is true of one clip, as `metadata.jsonl` tells it."""
+    """The attributes of one clip, as in `metadata.jsonl`."""
 
     shape: str
     colour: str
@@ -59,7 +58,7 @@ class MotionRecord(TypedDict):
 
 
 class MotionItem(NamedTuple):
-    """One clip (frames x height x width x 3), its caption, and what it shows."""
+    """One clip (frames, height, width, 3), its caption and its attributes."""
 
     clip: Clip
     caption: str
@@ -68,7 +67,7 @@ class MotionItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything the renderer needs; lengths in units of the frame, one number a frame."""
+    """Input of the renderer; `x`, `y` and `radius` have one value per video frame, in units of the 64 x 64 frame."""
 
     record: MotionRecord
     rgb: FloatArray
@@ -77,9 +76,9 @@ class Scene:
     radius: FloatArray
     angle: float
     start: FloatArray
-    """The colour of the background at one side."""
+    """Background colour at one side."""
     end: FloatArray
-    """And at the other, in this direction."""
+    """Background colour at the other side, along `direction`."""
     direction: float
 
 
@@ -91,8 +90,8 @@ def draw_record(rng: np.random.Generator) -> MotionRecord:
 
 
 def draw_scene(rng: np.random.Generator, record: MotionRecord) -> Scene:
-    """A scene of which the record is true; the generator decides what the words leave open."""
-    x, y, radius = _draw_way(rng, record["motion"])
+    """A random scene with the attributes of the record."""
+    x, y, radius = _draw_path(rng, record["motion"])
     rgb = np.asarray(COLOURS[record["colour"]]) + rng.uniform(-COLOUR_JITTER, COLOUR_JITTER, size=3)
     rgb = np.clip(rgb, 0.0, 255.0)
     start, end = _draw_background(rng, rgb)
@@ -100,37 +99,37 @@ def draw_scene(rng: np.random.Generator, record: MotionRecord) -> Scene:
     return Scene(record, rgb, x, y, radius, angle, start, end, direction)
 
 
-def _draw_way(rng: np.random.Generator, motion: str) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The centre and the radius in each frame."""
+def _draw_path(rng: np.random.Generator, motion: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The centre (x, y) and the radius in each video frame."""
     along = np.linspace(0.0, 1.0, FRAMES)
     if motion in ("grow", "shrink"):
         small, large = rng.uniform(*SMALL_RADII), rng.uniform(*LARGE_RADII)
         radius = small * (large / small) ** (along if motion == "grow" else along[::-1])
-        x, y = (np.full(FRAMES, _draw_place(rng, large)) for _ in range(2))
+        x, y = (np.full(FRAMES, _draw_position(rng, large)) for _ in range(2))
         return x, y, radius
     size = rng.uniform(*RADII)
     nearest = size * REACH + BORDER_GAP
     radius = np.full(FRAMES, size)
-    across = np.full(FRAMES, _draw_place(rng, size))
+    across = np.full(FRAMES, _draw_position(rng, size))
     if motion == "bounce":
         floor = FRAME - nearest - rng.uniform(0.0, START_JITTER)
         fall = min(rng.uniform(*FALL), floor - nearest)
-        # It falls faster and faster, and rises as it fell; the middle frame is the one on the floor.
+        # Accelerates downwards and rises symmetrically; the middle frame is on the floor.
         return across, floor - fall * (1 - (1 - np.abs(2 * along - 1)) ** 2), radius
     first, last = nearest + rng.uniform(0.0, START_JITTER), FRAME - nearest - rng.uniform(0.0, START_JITTER)
-    way = first + (last - first) * (along if motion in ("right", "down") else along[::-1])
-    return (way, across, radius) if motion in ("left", "right") else (across, way, radius)
+    path = first + (last - first) * (along if motion in ("right", "down") else along[::-1])
+    return (path, across, radius) if motion in ("left", "right") else (across, path, radius)
 
 
-def _draw_place(rng: np.random.Generator, radius: float) -> float:
+def _draw_position(rng: np.random.Generator, radius: float) -> float:
     nearest = radius * REACH + BORDER_GAP
     return float(rng.uniform(nearest, FRAME - nearest))
 
 
 def _draw_background(rng: np.random.Generator, rgb: FloatArray) -> tuple[FloatArray, FloatArray]:
     darkest, lightest = BACKGROUND_GREYS
-    plain = rng.random() < PLAIN_SHARE
-    while True:  # every colour lets at least one in ten through
+    plain = rng.random() < PLAIN_FRACTION
+    while True:  # for every colour at least one in ten is accepted
         grey = rng.uniform(darkest, lightest)
         rise = 0.0 if plain else rng.choice((-1.0, 1.0)) * rng.uniform(*GRADIENT_RISE)
         tints = rng.uniform(-14.0, 14.0, size=(2, 3))
@@ -146,7 +145,7 @@ def _draw_background(rng: np.random.Generator, rgb: FloatArray) -> tuple[FloatAr
 
 
 def render(scene: Scene, size: int) -> Clip:
-    """The frames of a scene, size x size pixels each."""
+    """The clip of a scene, (frames, size, size, 3)."""
     background = _render_background(scene, size)
     clip = np.empty((FRAMES, size, size, 3), np.uint8)
     for number, (x, y, radius) in enumerate(zip(scene.x, scene.y, scene.radius, strict=True)):
@@ -183,7 +182,7 @@ _PHRASES = (
 
 
 def caption_of(rng: np.random.Generator, record: MotionRecord) -> str:
-    """Words for a clip, chosen among many."""
+    """A random caption of a clip."""
     colour, shape = record["colour"], record["shape"]
     thing = with_article(f"{colour} {shape}")
     verb = pick(rng, _VERBS[record["motion"]])
@@ -194,7 +193,7 @@ def caption_of(rng: np.random.Generator, record: MotionRecord) -> str:
 
 
 def draw_item(seed: int, index: int, size: int = 64) -> MotionItem:
-    """One item of the data set: the same for the same arguments, whatever else is drawn."""
+    """One item of the dataset, a pure function of its arguments."""
     rng = np.random.default_rng([seed, index])
     record = draw_record(rng)
     caption = caption_of(rng, record)
@@ -202,14 +201,14 @@ def draw_item(seed: int, index: int, size: int = 64) -> MotionItem:
 
 
 def split_of(caption: str, record: MotionRecord) -> str:
-    """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
+    """`train`, `validation` or `withheld`, by the words of the caption: equal captions are in the same split."""
     return split_by_words(caption, (record["shape"], record["motion"]) in WITHHELD_PAIRS)
 
 
 def make_motions(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
-    """Write the data set: `videos/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`.
+    """Write the dataset: `videos/`, `dataset.json` (its settings) and, last, `metadata.jsonl`.
 
-    The clips are WebP without loss: what is read is what was drawn, whatever decoders do.
+    Clips are lossless WebP, so that every decoder returns the rendered pixels.
     """
 
     def write(index: int, path: Path) -> dict[str, object]:
@@ -217,5 +216,5 @@ def make_motions(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -
         write_video(item.clip, path, RATE)
         return {"text": item.caption, "split": split_of(item.caption, item.record), "motion": item.record}
 
-    about = {"name": "motions", "version": VERSION, "num": num, "size": size, "seed": seed}
-    write_items(folder, about, "clip", "videos/{:05d}.webp", write)
+    metadata = {"name": "motions", "version": VERSION, "num": num, "size": size, "seed": seed}
+    write_items(folder, metadata, "clip", "videos/{:05d}.webp", write)

@@ -1,12 +1,11 @@
-"""The synthetic image data set `shapes`: one or two coloured shapes on a smooth background, with a caption.
+"""The synthetic image dataset `shapes`: one or two coloured shapes on a smooth background, with a caption.
 
-This file owns what a picture of the data set is: its vocabulary, how a scene is drawn at random, how it is rendered
-and put into words, which split it belongs to, and how the folder is written. An item is a pure function of
-(seed, index, size); the scene and its caption do not even depend on the size. Geometry is in a frame of 64 x 64
-units with y pointing down, whatever the size in pixels.
+This module has its vocabulary, random scenes, rendering, captions, splits and writing. An item is a pure function of
+(seed, index, size); the scene and its caption do not depend on the size. Geometry is in a frame of 64 x 64 units with y
+pointing down, whatever the size in pixels.
 
-`shapes_judge` tells from a picture alone what it shows. Metrics are only comparable while neither
-the items nor the judge change, so a change to either needs a new `VERSION`.
+`shapes_judge` recognises the content of an image. Metrics are comparable only while neither the items nor the judge
+change, so a change to either needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "heart", "diamond")
 
-# Far apart from each other in Oklab, and each one what a person would call by that name.
+# Far apart in Oklab, and each a typical example of its name.
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (212, 32, 36),
     "orange": (246, 134, 16),
@@ -54,8 +53,8 @@ POSITIONS = (
 
 SIZES = ("small", "large")
 
-# Pictures that show one of these are never trained on. No colour and no shape is in the list twice, so that
-# each stays frequent in training and only the combination is new.
+# Combinations that are never trained on. No colour and no shape is listed twice, so that each remains frequent in
+# training and only the combination is new.
 WITHHELD_PAIRS = frozenset(
     {
         *(("red", "star"), ("blue", "heart"), ("green", "ring")),
@@ -63,14 +62,14 @@ WITHHELD_PAIRS = frozenset(
     }
 )
 
-TWO_OBJECTS_SHARE = 0.4
+TWO_OBJECTS_FRACTION = 0.4
 RADII = {"small": (7.8, 9.0), "large": (11.8, 13.4)}
-ANGLE_JITTER = math.radians(8)  # a tilted square must not become a diamond
+ANGLE_JITTER = math.radians(8)  # small enough that a square does not look like a diamond
 COLOUR_JITTER = 8  # of 255, per channel
-PLACE_JITTER = 1.5
+POSITION_JITTER = 1.5
 OBJECT_GAP = 4.0  # between the outlines of two objects
-BORDER_GAP = 1.0  # between an outline and the edge of the picture
-BACKGROUND_CONTRAST = 0.2  # least distance in Oklab between an object and any part of the background
+BORDER_GAP = 1.0  # between an outline and the edge of the image
+BACKGROUND_CONTRAST = 0.2  # minimum distance in Oklab between an object and the background
 BACKGROUND_GREYS = (24.0, 240.0)  # of 255, before a slight tint
 TINT = (-14.0, 14.0)  # of 255, per channel
 GRADIENT_RISE = (24.0, 80.0)  # of 255, from one end of a gradient to the other
@@ -78,7 +77,7 @@ BACKGROUND_KINDS = {"plain": 0.45, "linear": 0.3, "radial": 0.25}
 
 
 class ObjectRecord(TypedDict):
-    """What is true of one object, as `metadata.jsonl` tells it."""
+    """The attributes of one object, as in `metadata.jsonl`."""
 
     shape: str
     colour: str
@@ -87,7 +86,7 @@ class ObjectRecord(TypedDict):
 
 
 class ShapesItem(NamedTuple):
-    """One picture (height x width x 3), its caption, and its objects in the caption's order."""
+    """One image (height, width, 3), its caption, and its objects in the order of the caption."""
 
     image: ByteArray
     caption: str
@@ -96,7 +95,7 @@ class ShapesItem(NamedTuple):
 
 @dataclass(frozen=True)
 class PlacedObject:
-    """An object with everything the renderer needs; lengths in units of the frame."""
+    """An object as input of the renderer; lengths in units of the frame."""
 
     record: ObjectRecord
     rgb: FloatArray
@@ -108,7 +107,7 @@ class PlacedObject:
 
 @dataclass(frozen=True)
 class Background:
-    """A colour that goes from `start` to `end`; `origin` is the middle of a radial gradient."""
+    """A plain colour or a gradient from `start` to `end`; `origin` is the centre of a radial gradient."""
 
     kind: str
     start: FloatArray
@@ -118,8 +117,8 @@ class Background:
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------
-# Each is a signed distance to the outline (negative inside) at radius 1. They are sized to look equally large, and
-# their origin is close to their centre of mass.
+# Signed distances to the outline (negative inside) at radius 1. Shapes are scaled to look equally large, and their
+# origin is close to their centre of mass.
 
 
 def _circle(x: FloatArray, y: FloatArray) -> FloatArray:
@@ -131,7 +130,7 @@ def _ring(x: FloatArray, y: FloatArray) -> FloatArray:
 
 
 def _heart(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Two half discs on a square that stands on its corner."""
+    """Two half discs on a square that is rotated by 45 degrees."""
     scale = 1.78
     x, y = np.abs(x) / scale, 0.6 - y / scale
     lobe = np.hypot(x - 0.25, y - 0.75) - math.sqrt(2) / 4
@@ -172,7 +171,7 @@ def _cross_vertices(arm: float, half_width: float) -> list[tuple[float, float]]:
     return vertices
 
 
-# With the radius of the circle around the origin that holds the whole shape.
+# With the radius of the circle around the origin that encloses the shape.
 _OUTLINES: dict[str, tuple[Callable[[FloatArray, FloatArray], FloatArray], float]] = {
     "circle": (_circle, 1.0),
     "square": (_polygon([(-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)]), 1.245),
@@ -187,7 +186,7 @@ _OUTLINES: dict[str, tuple[Callable[[FloatArray, FloatArray], FloatArray], float
 
 @functools.lru_cache(maxsize=8)
 def pixel_centres(size: int) -> tuple[FloatArray, FloatArray]:
-    """The x and y of every pixel's centre in units of the frame, each size x size and read-only."""
+    """The x and y of pixel centres in units of the frame, each (size, size) and read-only."""
     centres = (np.arange(size) + 0.5) * (FRAME / size)
     x, y = np.meshgrid(centres, centres)
     x.flags.writeable = y.flags.writeable = False  # the cache shares them
@@ -197,14 +196,14 @@ def pixel_centres(size: int) -> tuple[FloatArray, FloatArray]:
 def signed_distance(
     shape: str, x: FloatArray, y: FloatArray, centre: tuple[float, float], radius: float, angle: float
 ) -> FloatArray:
-    """Distance from points to the outline of a shape, negative inside, in units of the frame."""
+    """Signed distance from points to the outline of a shape, negative inside, in units of the frame."""
     cosine, sine = math.cos(angle), math.sin(angle)
     right, down = (x - centre[0]) / radius, (y - centre[1]) / radius
     return _OUTLINES[shape][0](cosine * right + sine * down, cosine * down - sine * right) * radius
 
 
 def coverage(shape: str, centre: tuple[float, float], radius: float, angle: float, size: int) -> FloatArray:
-    """The share of each pixel that the shape covers, in a picture of size x size: its anti-aliased mask."""
+    """The anti-aliased mask of a shape, (size, size): the fraction of each pixel that it covers."""
     x, y = pixel_centres(size)
     reach = radius * _OUTLINES[shape][1] + FRAME / size
     rows, columns = (_window(middle, reach, size) for middle in (centre[1], centre[0]))
@@ -215,7 +214,7 @@ def coverage(shape: str, centre: tuple[float, float], radius: float, angle: floa
 
 
 def _window(middle: float, reach: float, size: int) -> slice:
-    """The pixels within reach of a point along one axis; the rest of the picture need not be looked at."""
+    """The pixels within reach of a point along one axis; the others are not computed."""
     first, last = ((middle + sign * reach) * size / FRAME for sign in (-1, 1))
     return slice(max(0, math.floor(first)), max(0, math.ceil(last)))
 
@@ -239,7 +238,7 @@ _CONES_TO_OKLAB = np.array(
 
 
 def oklab(rgb: npt.ArrayLike) -> FloatArray:
-    """sRGB colours of 0 to 255 (..., 3) in Oklab, where equal distances look about equally different."""
+    """sRGB colours of 0 to 255 (..., 3) to Oklab (..., 3), in which distances are perceptually uniform."""
     encoded = np.clip(np.asarray(rgb, dtype=np.float64) / 255.0, 0.0, 1.0)
     linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
     return np.asarray(np.cbrt(linear @ _RGB_TO_CONES.T) @ _CONES_TO_OKLAB.T)
@@ -253,9 +252,9 @@ def _draw_attributes(rng: np.random.Generator) -> tuple[str, str, str]:
 
 
 def _draw_coordinate(rng: np.random.Generator, cell: int, extent: float) -> float:
-    """The centre along one axis for cell 0, 1 or 2 of the grid, so that the object stays inside the picture."""
-    near = max(14.0, extent + BORDER_GAP + PLACE_JITTER)
-    return (near, FRAME / 2, FRAME - near)[cell] + rng.uniform(-PLACE_JITTER, PLACE_JITTER)
+    """A random centre along one axis in cell 0, 1 or 2 of the grid, so that the object is inside the image."""
+    near = max(14.0, extent + BORDER_GAP + POSITION_JITTER)
+    return (near, FRAME / 2, FRAME - near)[cell] + rng.uniform(-POSITION_JITTER, POSITION_JITTER)
 
 
 def _place(rng: np.random.Generator, position: str, shape: str, colour: str, size: str) -> PlacedObject:
@@ -274,7 +273,7 @@ def _place(rng: np.random.Generator, position: str, shape: str, colour: str, siz
 
 
 def gap_between(first: PlacedObject, second: PlacedObject) -> float:
-    """The distance between two outlines, seen at the pixels of a 64 x 64 picture; negative when they overlap."""
+    """The distance between two outlines, at the pixels of a 64 x 64 image; negative if they overlap."""
     x, y = pixel_centres(int(FRAME))
     distances = (
         signed_distance(one.record["shape"], x, y, (one.x, one.y), one.radius, one.angle) for one in (first, second)
@@ -285,18 +284,18 @@ def gap_between(first: PlacedObject, second: PlacedObject) -> float:
 def _clearly_apart(first: PlacedObject, second: PlacedObject) -> bool:
     extents = sum(one.radius * _OUTLINES[one.record["shape"]][1] for one in (first, second))
     between = math.hypot(first.x - second.x, first.y - second.y)
-    if between >= extents + OBJECT_GAP:  # most pairs: no need to look at the outlines
+    if between >= extents + OBJECT_GAP:  # most pairs: the outlines need not be computed
         return True
     return gap_between(first, second) >= OBJECT_GAP
 
 
 def _draw_objects(rng: np.random.Generator) -> list[PlacedObject]:
     first = _draw_attributes(rng)
-    if rng.random() >= TWO_OBJECTS_SHARE:
-        # Two objects seldom leave room for one in the centre; twice the share here makes up for it.
+    if rng.random() >= TWO_OBJECTS_FRACTION:
+        # Pairs rarely have an object in the centre, so it is twice as likely here.
         return [_place(rng, pick(rng, (*POSITIONS, "centre")), *first)]
     second = _draw_attributes(rng)
-    while True:  # opposite corners always have room for two
+    while True:  # opposite corners always fit two
         placed = [_place(rng, pick(rng, POSITIONS), *attributes) for attributes in (first, second)]
         if _clearly_apart(*placed):
             return placed
@@ -306,7 +305,7 @@ def _draw_background(rng: np.random.Generator, objects: Sequence[PlacedObject]) 
     kind = str(rng.choice(list(BACKGROUND_KINDS), p=list(BACKGROUND_KINDS.values())))
     darkest, lightest = BACKGROUND_GREYS
     object_colours = oklab([one.rgb for one in objects])
-    while True:  # every pair of colours lets at least one in twenty through
+    while True:  # for every pair of colours at least one in twenty is accepted
         grey = rng.uniform(darkest, lightest)
         start = end = grey + rng.uniform(*TINT, size=3)
         if kind != "plain":
@@ -325,7 +324,7 @@ def _draw_background(rng: np.random.Generator, objects: Sequence[PlacedObject]) 
 
 
 def linear_gradient(angle: float, size: int) -> FloatArray:
-    """From 0 to 1 across the picture, at every pixel."""
+    """A linear gradient from 0 to 1 across the image, (size, size)."""
     x, y = pixel_centres(size)
     cosine, sine = math.cos(angle), math.sin(angle)
     across = FRAME * (abs(cosine) + abs(sine))
@@ -345,23 +344,23 @@ def _render_background(background: Background, size: int) -> FloatArray:
 
 
 def _render(objects: Sequence[PlacedObject], background: Background, size: int) -> ByteArray:
-    picture = _render_background(background, size)
+    image = _render_background(background, size)
     for one in objects:
         mask = coverage(one.record["shape"], (one.x, one.y), one.radius, one.angle, size)[..., None]
-        picture += mask * (one.rgb - picture)
-    return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
+        image += mask * (one.rgb - image)
+    return np.clip(np.rint(image), 0, 255).astype(np.uint8)
 
 
 # --- captions ---------------------------------------------------------------------------------------------------
 
-_PLACES = {
+_POSITION_PHRASES = {
     "left": ("on the left", "on the left side"),
     "right": ("on the right", "on the right side"),
     "top": ("at the top", "in the top middle"),
     "bottom": ("at the bottom", "in the bottom middle"),
     "centre": ("in the centre", "in the middle"),
 }
-_CORNER_PLACES = ("in the {} corner", "at the {}", "in the {}")
+_CORNER_PHRASES = ("in the {} corner", "at the {}", "in the {}")
 _ONE_OBJECT_PHRASES = (
     "{thing} {place}",
     "{place}, {thing}",
@@ -379,8 +378,12 @@ _TWO_OBJECT_PHRASES = (
 )
 
 
-def _place_words(rng: np.random.Generator, position: str) -> str:
-    return pick(rng, _PLACES[position]) if position in _PLACES else pick(rng, _CORNER_PLACES).format(position)
+def _position_words(rng: np.random.Generator, position: str) -> str:
+    return (
+        pick(rng, _POSITION_PHRASES[position])
+        if position in _POSITION_PHRASES
+        else pick(rng, _CORNER_PHRASES).format(position)
+    )
 
 
 def _phrase_parts(rng: np.random.Generator, one: ObjectRecord) -> dict[str, str]:
@@ -389,12 +392,12 @@ def _phrase_parts(rng: np.random.Generator, one: ObjectRecord) -> dict[str, str]
         "thing": with_article(f"{size}{one['colour']} {one['shape']}"),
         "plain": f"{size}{one['shape']}",
         "colour": one["colour"],
-        "place": _place_words(rng, one["position"]),
+        "place": _position_words(rng, one["position"]),
     }
 
 
 def _twins_caption(rng: np.random.Generator, first: ObjectRecord, second: ObjectRecord) -> str:
-    """Words for two objects of the same colour and shape."""
+    """A caption of two objects with the same colour and shape."""
     plural = first["shape"] + ("es" if first["shape"].endswith("s") else "s")
     twins, each = f"{first['colour']} {plural}", ["one", "one"]
     if rng.random() < 0.5:
@@ -402,8 +405,8 @@ def _twins_caption(rng: np.random.Generator, first: ObjectRecord, second: Object
             twins = f"{first['size']} {twins}"
         else:
             each = [f"a {one['size']} one" for one in (first, second)]
-    places = [_place_words(rng, one["position"]) for one in (first, second)]
-    return f"two {twins}, {each[0]} {places[0]} and {each[1]} {places[1]}"
+    phrases = [_position_words(rng, one["position"]) for one in (first, second)]
+    return f"two {twins}, {each[0]} {phrases[0]} and {each[1]} {phrases[1]}"
 
 
 def _caption(rng: np.random.Generator, records: Sequence[ObjectRecord]) -> str:
@@ -428,23 +431,23 @@ def draw_scene(seed: int, index: int) -> tuple[list[PlacedObject], Background, s
 
 
 def draw_item(seed: int, index: int, size: int = 64) -> ShapesItem:
-    """One item of the data set: the same for the same arguments, whatever else is drawn."""
+    """One item of the dataset, a pure function of its arguments."""
     objects, background, caption = draw_scene(seed, index)
     return ShapesItem(_render(objects, background, size), caption, [one.record for one in objects])
 
 
 def split_of(caption: str, objects: Sequence[ObjectRecord]) -> str:
-    """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
+    """`train`, `validation` or `withheld`, by the words of the caption: equal captions are in the same split."""
     return split_by_words(caption, any((one["colour"], one["shape"]) in WITHHELD_PAIRS for one in objects))
 
 
 def make_shapes(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
-    """Write the data set: `images/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
+    """Write the dataset: `images/`, `dataset.json` (its settings) and, last, `metadata.jsonl`."""
 
     def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index, size)
         Image.fromarray(item.image).save(path)
         return {"text": item.caption, "split": split_of(item.caption, item.objects), "objects": item.objects}
 
-    about = {"name": "shapes", "version": VERSION, "num": num, "size": size, "seed": seed}
-    write_items(folder, about, "picture", "images/{:05d}.png", write)
+    metadata = {"name": "shapes", "version": VERSION, "num": num, "size": size, "seed": seed}
+    write_items(folder, metadata, "image", "images/{:05d}.png", write)

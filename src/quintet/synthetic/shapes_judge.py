@@ -1,10 +1,9 @@
-"""The judge of the data set `shapes`: plain image analysis that says what a picture shows.
+"""The judge of the dataset `shapes`: image analysis without learned weights that recognises the objects of an image.
 
-This file owns the way from pixels to findings, without learned weights, so that its word on a generated picture does
-not depend on any model: a smooth background is fitted and subtracted, what differs from it falls into connected
-parts, each part gets the nearest named colour and the shape whose rendered outline fits it best. Made to read lossy
-reconstructions too: noise, blur, slightly wrong colours and block artefacts. `match` compares the findings with what
-a caption promised.
+A smooth background is fitted and subtracted, and the remaining pixels are split into connected components. Each
+component gets the nearest named colour and the shape whose rendered outline fits best. It also handles lossy
+reconstructions: noise, blur, slightly wrong colours and block artefacts. `match` compares the findings with the
+attributes of a caption.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 LabelArray = npt.NDArray[np.int64]
 
-GRID = int(FRAME)  # every picture is judged at this size, so that one set of thresholds and templates serves all
-LEAST_CONTRAST = 26.0  # of 255: a smaller difference from the background is an artefact of it
-LEAST_AREA = 45.0  # pixels of the grid; the smallest shape of the data set covers more than 120
-LEAST_OVERLAP = 0.5  # with the best shape; what fits none this well is an artefact, readable objects reach 0.75
-MOST_FINDINGS = 3  # one more than any caption names, so that a surplus object shows
-CORE_QUANTILE = 0.7  # of a part's contrast: the pixels above it tell its colour
-CELL_EDGES = (24.5, FRAME - 24.5)  # between the outermost place of one cell and the innermost of the next
+GRID = int(FRAME)  # every image is resized to this, so that one set of thresholds and templates is enough
+MIN_CONTRAST = 26.0  # of 255: smaller differences from the background are artefacts
+MIN_AREA = 45.0  # pixels of the grid; the smallest shape of the dataset covers more than 120
+MIN_OVERLAP = 0.5  # with the best shape; lower is an artefact, and readable objects reach 0.75
+MAX_FINDINGS = 3  # one more than in any caption, so that a surplus object is found
+CORE_QUANTILE = 0.7  # of a component's contrast: the pixels above it give its colour
+CELL_EDGES = (24.5, FRAME - 24.5)  # between the outermost position of one cell and the innermost of the next
 SIZE_EDGE = (RADII["small"][1] + RADII["large"][0]) / 2
-MIXTURE_TOLERANCE = 0.3  # how far beside the line from background to colour a mixture of both may lie
-OKLAB_WEIGHTS = (0.6, 1.0, 1.0)  # blur and artefacts change the lightness of a colour before its hue
+MIXTURE_TOLERANCE = 0.3  # maximum relative distance of a mixture from the line between background and colour
+OKLAB_WEIGHTS = (0.6, 1.0, 1.0)  # blur and artefacts change lightness more than hue
 TEMPLATE_ANGLES = tuple(math.radians(degrees) for degrees in (-8, -4, 0, 4, 8))
 TEMPLATE_RADII = (8.4, 12.6)
-TEMPLATE_BLURS = (0, 2, 4, 8)  # passes of a blur; eight are a Gaussian of two pixels
+TEMPLATE_BLURS = (0, 2, 4, 8)  # passes of a blur; eight approximate a Gaussian of two pixels
 TEMPLATE_SIDE = 25
 TEMPLATE_REACH = 1.7  # half the side of a template, in radii of the circle of equal area
 ATTRIBUTES = ("colour", "shape", "position")
@@ -58,7 +57,7 @@ ATTRIBUTES = ("colour", "shape", "position")
 
 @dataclass(frozen=True)
 class Finding:
-    """One object the judge sees; `confidence` is the overlap (0 to 1) with the shape that fits best."""
+    """One recognised object; `confidence` is the overlap (0 to 1) with the best shape."""
 
     shape: str
     colour: str
@@ -76,21 +75,21 @@ def _dot(first: FloatArray, second: FloatArray) -> FloatArray:
 
 @functools.cache
 def _background_basis() -> FloatArray:
-    """Monomials up to the second degree at every pixel: they hold plain, linear and radial backgrounds exactly."""
+    """Monomials up to degree two at every pixel, which represent plain, linear and radial backgrounds exactly."""
     x, y = (centres.ravel() / (FRAME / 2) - 1.0 for centres in pixel_centres(GRID))
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=1)
 
 
 @functools.cache
 def _border() -> npt.NDArray[np.intp]:
-    """The pixels along the edge, where a picture of the data set has no object."""
+    """The indices of the pixels along the edge, where an image of the dataset has no object."""
     border = np.ones((GRID, GRID), dtype=bool)
     border[2:-2, 2:-2] = False
     return np.flatnonzero(border)
 
 
 def _fit_agreeing(basis: FloatArray, pixels: FloatArray, chosen: BoolArray, rounds: int) -> FloatArray:
-    """Coefficients fitted to the pixels that agree with them, found in a few rounds of fitting and choosing."""
+    """Robust fit: coefficients of the pixels that agree with them, by alternating fitting and selection."""
     coefficients: FloatArray = np.zeros((basis.shape[1], pixels.shape[1]))
     for _ in range(rounds):
         agreeing = basis[chosen]
@@ -105,13 +104,13 @@ def _agrees(basis: FloatArray, pixels: FloatArray, coefficients: FloatArray) -> 
     return np.asarray(residual <= max(10.0**2, 2.5**2 * float(np.median(residual))))
 
 
-def _fit_background(picture: FloatArray) -> FloatArray:
-    """The smooth background below the objects: from the border first, then from all pixels that agree with that."""
-    basis, border, pixels = _background_basis(), _border(), picture.reshape(-1, 3)
+def _fit_background(image: FloatArray) -> FloatArray:
+    """The smooth background: fitted to the border first, then to all pixels that agree."""
+    basis, border, pixels = _background_basis(), _border(), image.reshape(-1, 3)
     everywhere = np.ones(len(border), dtype=bool)
     coefficients = _fit_agreeing(basis[border], pixels[border], everywhere, rounds=4)
     coefficients = _fit_agreeing(basis, pixels, _agrees(basis, pixels, coefficients), rounds=3)
-    return (basis @ coefficients).reshape(picture.shape)
+    return (basis @ coefficients).reshape(image.shape)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------
@@ -144,7 +143,7 @@ def _dilate(mask: BoolArray, steps: int) -> BoolArray:
 
 
 def _runs(mask: BoolArray) -> list[tuple[int, int, int]]:
-    """The (row, start, end) of each unbroken horizontal stretch of a mask, from top to bottom."""
+    """The (row, start, end) of each horizontal run of a mask, from top to bottom."""
     changes = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     rows, starts = np.nonzero(changes == 1)
     _, ends = np.nonzero(changes == -1)
@@ -152,7 +151,7 @@ def _runs(mask: BoolArray) -> list[tuple[int, int, int]]:
 
 
 def label_parts(mask: BoolArray) -> tuple[LabelArray, int]:
-    """Number the connected parts of a mask from 1 (0 is outside), joining pixels that share a side; and their count."""
+    """Connected components (4-neighbourhood) of a mask, labelled from 1 (0 is outside), and their number."""
     parents: list[int] = []
 
     def root(run: int) -> int:
@@ -187,56 +186,56 @@ def _largest_part(mask: BoolArray) -> BoolArray:
 
 
 def _core_colour(smoothed: FloatArray, contrast: FloatArray, part: BoolArray) -> FloatArray:
-    """The colour of a part where it stands out most, for there blur has mixed in least.
+    """The colour of a component where its contrast is highest, because blur affects it least there.
 
-    If two objects have run together it is the colour of one of them, never something in between: the middle is
-    taken around the pixel that is closest to all others.
+    If two objects are connected, it is the colour of one of them and not a mixture: the median is taken around the
+    pixel that is closest to all others.
     """
     colours = smoothed[part & (contrast >= np.quantile(contrast[part], CORE_QUANTILE))]
     examples = colours[:: 1 + len(colours) // 64]
     distances = np.linalg.norm(examples[:, None] - colours, axis=-1)
     around = distances[int(np.argmin(distances.sum(axis=1)))]
-    return np.asarray(np.median(colours[around <= LEAST_CONTRAST], axis=0))
+    return np.asarray(np.median(colours[around <= MIN_CONTRAST], axis=0))
 
 
-def _opacity(picture: FloatArray, background: FloatArray, colour: FloatArray) -> FloatArray:
-    """How much of each pixel has the colour rather than the background: 0 to 1, soft at edges and under blur."""
+def _opacity(image: FloatArray, background: FloatArray, colour: FloatArray) -> FloatArray:
+    """The opacity of the colour over the background at each pixel, 0 to 1, soft at edges and under blur."""
     towards = colour - background
-    along = _dot(picture - background, towards)
+    along = _dot(image - background, towards)
     return np.clip(along / np.maximum(_dot(towards, towards), 1.0), 0.0, 1.0)
 
 
-def _is_mixture(picture: FloatArray, background: FloatArray, colour: FloatArray, opacity: FloatArray) -> BoolArray:
-    """Which pixels are explained by the colour over the background; the others belong to something else."""
+def _is_mixture(image: FloatArray, background: FloatArray, colour: FloatArray, opacity: FloatArray) -> BoolArray:
+    """Mask of the pixels that are mixtures of the colour and the background; others belong to another object."""
     towards = colour - background
-    beside = picture - background - opacity[..., None] * towards
-    tolerance = np.maximum(MIXTURE_TOLERANCE**2 * _dot(towards, towards), (1.5 * LEAST_CONTRAST) ** 2)
+    beside = image - background - opacity[..., None] * towards
+    tolerance = np.maximum(MIXTURE_TOLERANCE**2 * _dot(towards, towards), (1.5 * MIN_CONTRAST) ** 2)
     return np.asarray(_dot(beside, beside) <= tolerance)
 
 
-def _find_parts(picture: FloatArray, background: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+def _find_parts(image: FloatArray, background: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
     """The soft mask and the colour of each object, largest first.
 
-    Objects are taken off one by one: the colour of the largest part tells which of its pixels are more object than
-    background, and that cuts it from a neighbour it has run into.
+    Objects are extracted one by one: the colour of the largest component gives the pixels that are mostly object, which
+    separates it from a connected neighbour.
     """
-    smoothed = _smooth(picture)
+    smoothed = _smooth(image)
     contrast = np.linalg.norm(smoothed - background, axis=-1)
-    remaining = contrast >= LEAST_CONTRAST
+    remaining = contrast >= MIN_CONTRAST
     found: list[tuple[FloatArray, FloatArray]] = []
-    while len(found) < MOST_FINDINGS:
+    while len(found) < MAX_FINDINGS:
         part = _largest_part(remaining)
-        if part.sum() < LEAST_AREA:
+        if part.sum() < MIN_AREA:
             break
         colour = _core_colour(smoothed, contrast, part)
         opacity = _opacity(smoothed, background, colour)
         mixture = _is_mixture(smoothed, background, colour, opacity)
         body = _largest_part(part & mixture & (opacity >= 0.5))
-        if body.sum() < LEAST_AREA:
+        if body.sum() < MIN_AREA:
             remaining &= ~part
             continue
         around = _dilate(body, 2)
-        sharp = _opacity(picture, background, colour)
+        sharp = _opacity(image, background, colour)
         found.append((np.where(around & mixture, sharp, 0.0), colour))
         fringe = _dilate(around, 3) & mixture & (opacity < 0.5)
         remaining &= ~(around | fringe)
@@ -248,7 +247,7 @@ def _find_parts(picture: FloatArray, background: FloatArray) -> list[tuple[Float
 
 @dataclass(frozen=True)
 class _Templates:
-    """Masks of all shapes as `_normalise` gives them (templates x pixels), and how wide each is for its area."""
+    """Normalised masks of all shapes (templates, pixels), and the ratio of radius to width of each."""
 
     shapes: tuple[str, ...]
     masks: FloatArray
@@ -263,25 +262,25 @@ def _centre_and_width(mask: FloatArray) -> tuple[float, float, float]:
 
 
 def _normalise(mask: FloatArray) -> FloatArray:
-    """The mask seen from its centre of mass at unit area, so that only its form is left."""
+    """The mask resampled around its centre of mass at unit area, so that only its form remains."""
     centre_x, centre_y, width = _centre_and_width(mask)
     steps = np.linspace(-TEMPLATE_REACH, TEMPLATE_REACH, TEMPLATE_SIDE) * width
     rows, columns = (_interpolation(centre + steps) for centre in (centre_y, centre_x))
     return (rows @ mask @ columns.T).ravel()
 
 
-def _interpolation(places: FloatArray) -> FloatArray:
-    """Weights (places x pixels) that read a row of pixels between their centres; nothing lies beyond the edge."""
-    return np.maximum(0.0, 1.0 - np.abs(places[:, None] - 0.5 - np.arange(GRID)))
+def _interpolation(positions: FloatArray) -> FloatArray:
+    """Linear interpolation weights (positions, pixels) of a row of pixels; values beyond the edge are 0."""
+    return np.maximum(0.0, 1.0 - np.abs(positions[:, None] - 0.5 - np.arange(GRID)))
 
 
 def _template_mask(shape: str, radius: float, angle: float, blurs: int) -> FloatArray:
-    """A shape as the judge sees it in a picture: found in the same way, so that both err in the same way."""
+    """The mask of a shape as the judge extracts it from an image, with the same systematic errors."""
     mask = coverage(shape, (FRAME / 2, FRAME / 2), radius, angle, GRID)
     for _ in range(blurs):
         mask = _smooth(mask)
-    picture = 255.0 * np.repeat(mask[..., None], 3, axis=2)
-    return _find_parts(picture, np.zeros_like(picture))[0][0]
+    image = 255.0 * np.repeat(mask[..., None], 3, axis=2)
+    return _find_parts(image, np.zeros_like(image))[0][0]
 
 
 @functools.cache
@@ -298,7 +297,7 @@ def _templates() -> _Templates:
 
 
 def _fit_shape(mask: FloatArray) -> tuple[str, float, float]:
-    """The shape that fits best, its overlap (shared over joint area) with the mask, and its radius."""
+    """The best shape, its intersection over union with the mask, and its radius."""
     templates = _templates()
     form = _normalise(mask)
     shared = np.minimum(templates.masks, form).sum(axis=1)
@@ -316,8 +315,8 @@ def _colour_name(colour: FloatArray) -> str:
     return list(COLOURS)[int(np.argmin(np.linalg.norm(difference, axis=1)))]
 
 
-def _cell(place: float) -> int:
-    return sum(place > edge for edge in CELL_EDGES)
+def _cell(position: float) -> int:
+    return sum(position > edge for edge in CELL_EDGES)
 
 
 def _describe(mask: FloatArray, colour: FloatArray) -> Finding:
@@ -335,7 +334,7 @@ def _describe(mask: FloatArray, colour: FloatArray) -> Finding:
 def _on_grid(image: npt.NDArray[np.uint8]) -> FloatArray:
     if image.ndim != 3 or image.shape[2] != 3 or image.shape[0] != image.shape[1] or image.dtype != np.uint8:
         raise ValueError(
-            f"the judge takes square uint8 pictures of shape (size, size, 3), not {image.dtype} {image.shape}"
+            f"the judge takes square uint8 images of shape (size, size, 3), not {image.dtype} {image.shape}"
         )
     if image.shape[0] == GRID:
         return image.astype(np.float64)
@@ -344,25 +343,25 @@ def _on_grid(image: npt.NDArray[np.uint8]) -> FloatArray:
 
 
 def judge(image: npt.NDArray[np.uint8]) -> list[Finding]:
-    """What a picture (size x size x 3) shows, largest object first; an empty list if there is only background."""
-    picture = _on_grid(image)
-    background = _fit_background(picture)
-    findings = [_describe(mask, colour) for mask, colour in _find_parts(picture, background)]
-    return [finding for finding in findings if finding.confidence >= LEAST_OVERLAP]
+    """Recognise the objects of an image (size, size, 3), largest first; an empty list if there are none."""
+    pixels = _on_grid(image)
+    background = _fit_background(pixels)
+    findings = [_describe(mask, colour) for mask, colour in _find_parts(pixels, background)]
+    return [finding for finding in findings if finding.confidence >= MIN_OVERLAP]
 
 
-def _agreement(promised: Mapping[str, object], finding: Finding | None) -> dict[str, bool]:
-    agrees = {name: finding is not None and promised[name] == getattr(finding, name) for name in ATTRIBUTES}
+def _agreement(expected: Mapping[str, object], finding: Finding | None) -> dict[str, bool]:
+    agrees = {name: finding is not None and expected[name] == getattr(finding, name) for name in ATTRIBUTES}
     return agrees | {"pair": agrees["colour"] and agrees["shape"]}
 
 
 def match(objects: Sequence[Mapping[str, object]], findings: Sequence[Finding]) -> dict[str, float]:
-    """The share of the objects whose `colour`, `shape` and `position` were found, and colour and shape both (`pair`).
+    """The fraction of objects with the right `colour`, `shape` and `position`, and both colour and shape (`pair`).
 
-    Each finding stands for at most one object; of all ways to assign them the one with most agreement counts.
+    Each finding is assigned to at most one object; the assignment with the most agreement counts.
     """
     if not objects:
-        raise ValueError("match needs at least one object to look for")
+        raise ValueError("match needs at least one object")
     candidates: list[Finding | None] = [*findings, *([None] * len(objects))]
     assignments = (
         [_agreement(one, finding) for one, finding in zip(objects, chosen, strict=True)]
@@ -373,7 +372,7 @@ def match(objects: Sequence[Mapping[str, object]], findings: Sequence[Finding]) 
 
 
 class ShapesJudge(Judge[Tensor]):
-    """Images (3, size, size) in [0, 1]: the fraction of the objects of which the image shows what the caption says."""
+    """Judge of images (3, size, size) in [0, 1]: the fraction of objects that match the caption."""
 
     def knows(self, row: Row) -> bool:
         objects = row.get("objects")

@@ -1,15 +1,14 @@
-"""The synthetic mesh data set `solids`: low-poly furniture, buildings and plain bodies, each with a caption.
+"""The synthetic mesh dataset `solids`: low-poly furniture, buildings and basic solids, each with a caption.
 
-This file owns what a mesh of the data set is: its classes and how they are built, the words for their proportions,
-how an item is drawn at random and put into words, which split it belongs to, and how the folder is written. An item is
-a pure function of (seed, index). y is up, as in glTF, and the front of a thing looks along z; every part is watertight,
-and no two parts share an edge, so that the whole is watertight too.
+This module has its classes, their construction, words for proportions, captions, splits and writing. An item is a pure
+function of (seed, index). y is up, as in glTF, and objects face along z. Every part is watertight, and no two parts
+share an edge, so that the mesh is watertight too.
 
-Absolute size has no word: a model sees every mesh scaled to the unit box. What can be said is what can be seen, how
-high and how broad a thing is for one of its class.
+Captions do not mention absolute size, because models see every mesh scaled to the unit box. They mention how tall and
+how wide an object is for its class.
 
-`solids_judge` tells from a mesh alone what it is. Metrics are only comparable while neither
-the items nor the judge change, so a change to either needs a new `VERSION`.
+`solids_judge` recognises the class of a mesh. Metrics are comparable only while neither the items nor the judge change,
+so a change to either needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from quintet.synthetic.folders import pick, split_by_words, with_article, write_
 VERSION = 1
 LOWER = (0.55, 0.7)
 HIGHER = (1.45, 1.8)
-"""Ratios to what is usual in a class: even stretched by a quarter they stay on their side of 1, all but always."""
-SAID_SHARE = 0.75
-"""How often a caption says each of the things it could."""
+"""Ranges of the ratio to the usual value of a class; even if scaled by a quarter, they nearly always stay on their side
+of 1."""
+MENTION_PROB = 0.75
+"""Probability that a caption mentions each of its optional attributes."""
 
 Point = tuple[float, float]
 Size = tuple[float, float, float]
@@ -41,7 +41,7 @@ Size = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Measure:
-    """A proportion with two words for it; `usual` parts them."""
+    """A proportion with two words, for values below and above `usual`."""
 
     usual: float
     words: tuple[str, str]
@@ -52,8 +52,11 @@ class Measure:
 
 @dataclass(frozen=True)
 class SolidClass:
-    """One class: `height` is height over the root of width times depth, `breadth` is width over depth, none where a
-    thing is as wide as it is deep. `build` draws what is left open and says it in words, where there are any."""
+    """One class of solids.
+
+    `height` is the height over the square root of width times depth, `breadth` the width over the depth (None if both
+    are equal). `build` makes a random mesh, and a text for details such as the number of steps.
+    """
 
     height: Measure
     breadth: Measure | None
@@ -65,7 +68,7 @@ class SolidClass:
 
 
 class SolidItem(NamedTuple):
-    """One mesh, its caption, its class, and the proportions that the caption names."""
+    """One mesh, its caption, its class, and the proportions that the caption mentions."""
 
     mesh: Mesh
     caption: str
@@ -82,7 +85,7 @@ def box(low: Sequence[float], high: Sequence[float]) -> Mesh:
 
 
 def extrusion(outline: Sequence[Point], back: float, front: float) -> Mesh:
-    """An outline in x and y, counter-clockwise, drawn from z = back to z = front."""
+    """An outline in x and y, counter-clockwise, extruded from z = back to z = front."""
     count = len(outline)
     vertices = [(x, y, z) for z in (back, front) for x, y in outline]
     cap = _triangulated(outline)
@@ -94,7 +97,7 @@ def extrusion(outline: Sequence[Point], back: float, front: float) -> Mesh:
 
 
 def lathe(profile: Sequence[Point], sides: int, phase: float = 0.0) -> Mesh:
-    """Points of (radius, height), from below, turned around the y axis; a radius of 0 is a tip."""
+    """A solid of revolution around the y axis; `profile` are (radius, height) from below, and radius 0 is a tip."""
     vertices: list[tuple[float, float, float]] = []
     rings: list[list[int]] = []
     for radius, y in profile:
@@ -123,7 +126,7 @@ def joined(*parts: Mesh) -> Mesh:
 
 
 def fitted(mesh: Mesh, size: Size) -> Mesh:
-    """Scaled along each axis to fill a box that stands on the floor around the y axis."""
+    """Scale along each axis to a box that is centred around the y axis and stands on the floor."""
     low, high = mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)
     return Mesh((mesh.vertices - (low + high) / 2) / (high - low) * size + (0, size[1] / 2, 0), mesh.faces)
 
@@ -135,18 +138,18 @@ def _mesh(vertices: Sequence[Sequence[float]], faces: Sequence[Sequence[int]]) -
 
 
 def _triangulated(outline: Sequence[Point]) -> list[tuple[int, int, int]]:
-    """The triangles inside a simple outline, by cutting off one ear after the other."""
+    """Triangulate a simple outline by ear clipping."""
     left = list(range(len(outline)))
     triangles = []
     while len(left) > 3:
-        ear = next(place for place in range(len(left)) if _is_ear(outline, left, place))
+        ear = next(index for index in range(len(left)) if _is_ear(outline, left, index))
         triangles.append((left[ear - 1], left[ear], left[(ear + 1) % len(left)]))
         del left[ear]
     return [*triangles, (left[0], left[1], left[2])]
 
 
-def _is_ear(outline: Sequence[Point], left: Sequence[int], place: int) -> bool:
-    corners = left[place - 1], left[place], left[(place + 1) % len(left)]
+def _is_ear(outline: Sequence[Point], left: Sequence[int], index: int) -> bool:
+    corners = left[index - 1], left[index], left[(index + 1) % len(left)]
     a, b, c = (outline[corner] for corner in corners)
     others = (outline[corner] for corner in left if corner not in corners)
     return _turn(a, b, c) > 1e-12 and not any(
@@ -159,7 +162,7 @@ def _turn(a: Point, b: Point, c: Point) -> float:
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 
 
-# --- plain bodies -----------------------------------------------------------------------------------------------
+# --- basic solids -----------------------------------------------------------------------------------------------
 
 _SIDED = {3: "triangular", 4: "square", 5: "five-sided", 6: "six-sided"}
 _NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
@@ -179,7 +182,7 @@ def _build_cylinder(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
 
 
 def _build_pyramid(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
-    """On a flat foot."""
+    """A pyramid on a flat base."""
     sides, foot = pick(rng, (3, 4, 4, 5, 6)), float(rng.uniform(0.06, 0.12))
     profile = [(1, 0), (1, foot), (0, 1)]
     return fitted(lathe(profile, sides, math.pi / 4 if sides == 4 else 0.0), size), _SIDED[sides]
@@ -193,7 +196,7 @@ def _build_cone(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
 
 
 def _thickness(rng: np.random.Generator, size: Size, low: float, high: float) -> float:
-    """Of boards and legs, as a share of the longest side: thin ones would vanish between two bins."""
+    """Thickness of boards and legs, relative to the longest side, so that they do not vanish in one coordinate bin."""
     return float(rng.uniform(low, high)) * max(size)
 
 
@@ -264,8 +267,8 @@ def _build_shelf(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
     margin = min(0.025 * max(size), 0.1 * depth)
     lowest, highest = 0.04 * max(size), height - 0.03 * max(size) - board
     parts = [box((x, 0, -depth / 2), (x + panel, height, depth / 2)) for x in (-width / 2, width / 2 - panel)]
-    for place in range(boards):
-        y = lowest + (highest - lowest) * place / (boards - 1)
+    for number in range(boards):
+        y = lowest + (highest - lowest) * number / (boards - 1)
         inner, rear = panel - width / 2, margin - depth / 2
         parts.append(box((inner, y, rear), (-inner, y + board, -rear)))
     return joined(*parts), f"with {_NUMBERS[boards]} boards"
@@ -316,7 +319,7 @@ def _build_house(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
 
 
 def _build_arch(rng: np.random.Generator, size: Size) -> tuple[Mesh, str]:
-    """A block with an opening that is round above."""
+    """A block with an opening with a round top."""
     post, spring, crown = (float(rng.uniform(*span)) for span in ((0.2, 0.26), (0.35, 0.5), (0.8, 0.86)))
     half, pieces = 0.5 - post, 6
     angles = [math.pi * piece / pieces for piece in range(pieces + 1)]
@@ -357,7 +360,7 @@ CLASSES: dict[str, SolidClass] = {
 
 
 def _draw_size(rng: np.random.Generator, kind: SolidClass) -> tuple[Size, dict[str, str]]:
-    """Width, height and depth around 1, and the words for them."""
+    """Random width, height and depth around 1, and the words for the proportions."""
     words, ratios = {}, {"height": 1.0, "breadth": 1.0}
     for name, measure in kind.measures.items():
         ratios[name] = measure.usual * float(rng.uniform(*(LOWER, HIGHER)[int(rng.integers(2))]))
@@ -382,7 +385,7 @@ def _caption(rng: np.random.Generator, kind: str, proportions: Sequence[str], de
     if rng.random() < 0.5:
         adjectives.reverse()
     noun = kind
-    if detail and rng.random() < SAID_SHARE:
+    if detail and rng.random() < MENTION_PROB:
         noun = f"{kind} {detail}" if detail.startswith("with") else f"{detail} {kind}"
     phrases = _PHRASES + (_PHRASES_WITH_WORDS if adjectives else ())
     bare, words = " ".join([*adjectives, noun]), " and ".join(adjectives)
@@ -393,21 +396,21 @@ def _caption(rng: np.random.Generator, kind: str, proportions: Sequence[str], de
 
 
 def draw_item(seed: int, index: int) -> SolidItem:
-    """One item of the data set: the same for the same arguments, whatever else is drawn."""
+    """One item of the dataset, a pure function of its arguments."""
     return draw_solid(np.random.default_rng([seed, index]))
 
 
 def draw_solid(rng: np.random.Generator, kind: str | None = None) -> SolidItem:
-    """An item from a generator, of a given class or of any."""
+    """A random item, of the class `kind` or of a random class."""
     name = list(CLASSES)[int(rng.integers(len(CLASSES)))] if kind is None else kind
     size, words = _draw_size(rng, CLASSES[name])
     mesh, detail = CLASSES[name].build(rng, size)
-    said = {measure: word for measure, word in words.items() if rng.random() < SAID_SHARE}
-    return SolidItem(mesh, _caption(rng, name, list(said.values()), detail), name, said)
+    mentioned = {measure: word for measure, word in words.items() if rng.random() < MENTION_PROB}
+    return SolidItem(mesh, _caption(rng, name, list(mentioned.values()), detail), name, mentioned)
 
 
 def split_of(caption: str) -> str:
-    """`train` or `validation`, from the words alone: a validation caption is never trained on, word for word."""
+    """`train` or `validation`, by the words of the caption: equal captions are in the same split."""
     return split_by_words(caption)
 
 
@@ -415,7 +418,7 @@ def split_of(caption: str) -> str:
 
 
 def make_solids(folder: Path, num: int = 5000, seed: int = 0) -> None:
-    """Write the data set: `meshes/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
+    """Write the dataset: `meshes/`, `dataset.json` (its settings) and, last, `metadata.jsonl`."""
 
     def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index)
@@ -423,5 +426,5 @@ def make_solids(folder: Path, num: int = 5000, seed: int = 0) -> None:
         row = {"text": item.caption, "split": split_of(item.caption)}
         return {**row, "class": item.kind, "proportions": item.proportions}
 
-    about = {"name": "solids", "version": VERSION, "num": num, "seed": seed}
-    write_items(folder, about, "mesh", "meshes/{:05d}.obj", write)  # quicker to read than GLB
+    metadata = {"name": "solids", "version": VERSION, "num": num, "seed": seed}
+    write_items(folder, metadata, "mesh", "meshes/{:05d}.obj", write)  # faster to read than GLB

@@ -1,10 +1,9 @@
-"""The judge of the data set `solids`: plain geometry that says what a mesh is.
+"""The judge of the dataset `solids`: geometry without learned weights that recognises the class of a mesh.
 
-This file owns the way from a mesh to a finding, without learned weights, so that its word on a generated mesh does not
-depend on any model. The box around a mesh gives its proportions; stretched to a cube, the mesh is seen from its six
-sides as pictures of depth, and the class is that of the solid whose depths are nearest, among solids that the data
-set's own builders made for comparison. Depths do not mind vertices a bin off, a missing face, or how a surface is cut
-into triangles. `match` compares a finding with what a caption promised.
+The bounding box of a mesh gives its proportions. Scaled to a cube, the mesh is rendered as depth maps from six sides,
+and the class is that of the nearest example, among examples made by the builders of the dataset. Depth maps are robust
+to vertices that are off by one coordinate bin, to a missing face and to the triangulation. `match` compares a finding
+with the attributes of a caption.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from quintet.synthetic.solids import CLASSES, draw_solid
 
 FloatArray = npt.NDArray[np.float64]
 
-GRID = 24  # pixels along a side of a picture of depth; the thinnest leg of the data set is wider than one
-EXAMPLES = 32  # of each class to compare with
-EXAMPLE_SEED = 2**40  # far from every seed that a data set is made with
-MOST_DISTANCE = 0.14  # from the nearest example; what is farther is none of the classes
-LEAST_EXTENT = 1e-3  # of the longest side, below which a box is flat
+GRID = 24  # pixels along a side of a depth map; the thinnest leg of the dataset is wider than one
+EXAMPLES = 32  # number of examples per class
+EXAMPLE_SEED = 2**40  # far from the seeds of datasets
+MAX_DISTANCE = 0.14  # from the nearest example; beyond it, the mesh is of no class
+MIN_EXTENT = 1e-3  # of the longest side, below which a box is flat
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the judge sees. `kind` is none where the mesh is like no class; `height` and `breadth` are the measures of
-    `SolidClass`; `distance` is the mean difference in depth from the nearest example, 0 to 1."""
+    """The recognised class, None if no class is near; `height` and `breadth` as in `SolidClass`; `distance` is the mean
+    difference of depth maps to the nearest example, 0 to 1."""
 
     kind: str | None
     height: float
@@ -41,7 +40,7 @@ class Finding:
     distance: float
 
     def proportions(self, kind: str | None = None) -> dict[str, str]:
-        """The words for its proportions, for one of its class or of a given one."""
+        """The words for its proportions, for the class `kind` or for its own class."""
         kind = kind or self.kind
         if kind is None:
             return {}
@@ -49,18 +48,18 @@ class Finding:
 
 
 def judge(mesh: Mesh) -> Finding:
-    """What a mesh is, by its form alone; any scale, any order of vertices and faces."""
+    """Recognise the class of a mesh by its form, independent of scale and of the order of vertices and faces."""
     corners = np.asarray(mesh.vertices, np.float64)[mesh.faces].reshape(-1, 3, 3)
     if not len(corners) or not np.isfinite(corners).all():
         return Finding(None, 0.0, 0.0, 1.0)
     low, high = corners.min(axis=(0, 1)), corners.max(axis=(0, 1))
-    extent = np.maximum(high - low, LEAST_EXTENT * max(float((high - low).max()), 1e-12))
+    extent = np.maximum(high - low, MIN_EXTENT * max(float((high - low).max()), 1e-12))
     kinds, examples = _examples()
     distances = np.abs(examples - _depths((corners - low) / extent)).mean(axis=1)
     nearest = int(np.argmin(distances))
     width, height, depth = extent.tolist()
     return Finding(
-        kind=kinds[nearest] if distances[nearest] <= MOST_DISTANCE else None,
+        kind=kinds[nearest] if distances[nearest] <= MAX_DISTANCE else None,
         height=height / math.sqrt(width * depth),
         breadth=width / depth,
         distance=float(distances[nearest]),
@@ -68,17 +67,17 @@ def judge(mesh: Mesh) -> Finding:
 
 
 def match(kind: str, proportions: Mapping[str, str], finding: Finding) -> dict[str, bool]:
-    """Whether the class was found (`class`) and, under the name of each proportion promised, whether that was.
+    """Whether the class was recognised (`class`), and each proportion by its name.
 
-    Proportions are judged for the promised class: a tall table taken for a stool is still tall.
+    Proportions are judged for the class of the caption: a tall table recognised as a stool is still tall.
     """
-    seen = finding.proportions(kind)
-    return {"class": finding.kind == kind} | {name: seen.get(name) == word for name, word in proportions.items()}
+    found = finding.proportions(kind)
+    return {"class": finding.kind == kind} | {name: found.get(name) == word for name, word in proportions.items()}
 
 
 @functools.cache
 def _examples() -> tuple[tuple[str, ...], FloatArray]:
-    """The classes and depths of solids for comparison."""
+    """The classes (examples,) and depth maps (examples, pixels) of the examples."""
     kinds, depths = [], []
     for number, kind in enumerate(CLASSES):
         for example in range(EXAMPLES):
@@ -90,7 +89,7 @@ def _examples() -> tuple[tuple[str, ...], FloatArray]:
 
 
 def _depths(corners: FloatArray) -> FloatArray:
-    """How far one can look into the unit cube at each pixel of each of its six sides; through it, 1."""
+    """Depth maps of the unit cube from its six sides, concatenated; 1 where nothing is hit."""
     views = []
     for axis in range(3):
         nearest, farthest = _reach(corners[..., [axis - 2, axis - 1, axis]])
@@ -99,13 +98,13 @@ def _depths(corners: FloatArray) -> FloatArray:
 
 
 def _reach(corners: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The least and the greatest third coordinate over each pixel of the first two; 1 and 0 where nothing is."""
+    """The minimum and maximum third coordinate at each pixel of the first two; 1 and 0 where nothing is hit."""
     centres = (np.arange(GRID) + 0.5) / GRID
     x, y = (grid.ravel() for grid in np.meshgrid(centres, centres))
     a, b, c = (corners[:, corner, :, None] for corner in range(3))
     doubled = (b[:, 0] - a[:, 0]) * (c[:, 1] - a[:, 1]) - (b[:, 1] - a[:, 1]) * (c[:, 0] - a[:, 0])
-    seen = np.abs(doubled[:, 0]) > 1e-12  # the others are seen from their side
-    a, b, c, doubled = a[seen], b[seen], c[seen], doubled[seen]
+    facing = np.abs(doubled[:, 0]) > 1e-12  # the others are parallel to the view
+    a, b, c, doubled = a[facing], b[facing], c[facing], doubled[facing]
     weight_b = ((x - a[:, 0]) * (c[:, 1] - a[:, 1]) - (y - a[:, 1]) * (c[:, 0] - a[:, 0])) / doubled
     weight_c = ((b[:, 0] - a[:, 0]) * (y - a[:, 1]) - (b[:, 1] - a[:, 1]) * (x - a[:, 0])) / doubled
     weight_a = 1.0 - weight_b - weight_c
@@ -117,7 +116,7 @@ def _reach(corners: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 class SolidsJudge(Judge[Mesh]):
-    """Meshes: whether each is of the class of its caption, and has each of the proportions that it names."""
+    """Judge of meshes: whether each has the class of its caption and the proportions that it mentions."""
 
     splits = ("validation",)
 

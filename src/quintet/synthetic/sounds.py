@@ -1,11 +1,11 @@
-"""The synthetic audio data set `sounds`: synthesised notes, chords, runs, glides, rhythms and noises, with captions.
+"""The synthetic audio dataset `sounds`: synthesised notes, chords, runs, glides, rhythms and noises, with captions.
 
-This file owns what a sound of the data set is: its vocabulary, how a sound is drawn at random, played and put into
-words, which split it belongs to, and how the folder is written. An item is a pure function of (seed, index): 1 to 4 s
-at 16 kHz. Pitches are those of a piano, within one octave a register, with wide gaps between the registers.
+This module has its vocabulary, random attributes, synthesis, captions, splits and writing. An item is a pure function
+of (seed, index): 1 to 4 s at 16 kHz. Pitches are those of a piano; each register spans one octave, with wide gaps
+between registers.
 
-`quintet.synthetic.sounds_judge` tells from a sound alone what it is. Metrics are only comparable while neither
-the items nor the judge change, so a change to either needs a new `VERSION`.
+`quintet.synthetic.sounds_judge` recognises the attributes of a clip. Metrics are comparable only while neither the
+items nor the judge change, so a change to either needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from quintet.synthetic.folders import pick, split_by_words, write_items
 
 VERSION = 1
 RATE = 16_000
-SAID_SHARE = 0.75
-"""How often a caption says how loud it is; all else it always says."""
+MENTION_PROB = 0.75
+"""Probability that a caption mentions the loudness; it always mentions the other attributes."""
 
 FloatArray = npt.NDArray[np.float64]
 
 REGISTERS = {"low": 42, "middle": 61, "high": 80}
-"""The lowest note of each, by number of a piano key (A4, 440 Hz, is 69); an octave belongs to it."""
+"""The lowest note of each register as a MIDI note number (A4, 440 Hz, is 69); a register spans an octave."""
 OCTAVE = 12
 TEMPOS = {"slow": (0.5, 0.62), "medium": (0.28, 0.33), "fast": (0.155, 0.18)}
-"""Seconds from one note to the next."""
+"""Interval between two notes, in seconds."""
 DIRECTIONS = ("rising", "falling")
 LOUDNESS = {"quiet": (0.05, 0.09), "loud": (0.6, 0.9)}
-"""The highest sample, of full scale."""
+"""Peak amplitude, relative to full scale."""
 KINDS = {"note": 0.12, "chord": 0.12, "repeated": 0.18, "run": 0.3, "glide": 0.12, "rhythm": 0.1, "noise": 0.06}
 SECONDS = (1.4, 3.6)
 
-# Items with one of these are never trained on. No timbre and no register is in the list twice, so that each stays
-# frequent in training and only the combination is new.
+# Combinations that are never trained on. No timbre and no register is listed twice, so that each remains frequent in
+# training and only the combination is new.
 WITHHELD_PAIRS = frozenset({("flute", "low"), ("bell", "middle"), ("guitar", "high")})
 
 
 class SoundRecord(TypedDict):
-    """What is true of one sound, as `metadata.jsonl` tells it; none where a word does not apply."""
+    """The attributes of one clip, as in `metadata.jsonl`; None if an attribute does not apply."""
 
     kind: str
     timbre: str
@@ -57,7 +57,7 @@ class SoundRecord(TypedDict):
 
 
 class SoundItem(NamedTuple):
-    """One sound (samples), its caption, and what is true of it."""
+    """One clip (samples,), its caption and its attributes."""
 
     wave: npt.NDArray[np.float32]
     caption: str
@@ -66,17 +66,17 @@ class SoundItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Timbre:
-    """A pitched instrument: its partials as (ratio to the pitch, strength), how it begins, and how it goes on."""
+    """A pitched instrument: its partials as (frequency ratio, amplitude), and its envelope."""
 
     partials: tuple[tuple[float, float], ...]
     attack: float = 0.01
-    """Seconds until it is at its loudest."""
+    """Attack time, in seconds."""
     decay: float | None = None
-    """Seconds in which it falls to 1/e; none for one that is blown or bowed. Higher partials fall faster."""
+    """Decay time to 1/e, in seconds; None for sustained instruments. Higher partials decay faster."""
     vibrato: float = 0.0
-    """Semitones up and down."""
+    """Vibrato depth, in semitones."""
     breath: float = 0.0
-    """Noise beside the tone."""
+    """Amplitude of added noise."""
 
 
 def _series(*strengths: float) -> tuple[tuple[float, float], ...]:
@@ -96,40 +96,40 @@ TIMBRES: dict[str, Timbre] = {
 DRUMS = ("kick drum", "snare drum", "hi-hat", "woodblock")
 NOISES = ("hiss", "rumble", "whoosh")
 SUSTAINED = tuple(name for name, timbre in TIMBRES.items() if timbre.decay is None)
-"""Those that can glide: what is struck is gone before it arrives."""
+"""Instruments that can glide; the others decay too fast."""
 
 
-# --- playing ----------------------------------------------------------------------------------------------------
+# --- synthesis --------------------------------------------------------------------------------------------------
 
 
 def hertz(key: float | FloatArray) -> float | FloatArray:
-    """The frequency of a piano key."""
+    """The frequency of a MIDI note number, in Hz."""
     return 440.0 * 2.0 ** ((key - 69) / OCTAVE)
 
 
 def play(rng: np.random.Generator, timbre: str, keys: FloatArray) -> FloatArray:
-    """One tone; `keys` is its pitch at each sample."""
-    made_of = TIMBRES[timbre]
+    """Synthesise one tone (samples,); `keys` (samples,) is its pitch as a MIDI note number."""
+    instrument = TIMBRES[timbre]
     time = np.arange(len(keys)) / RATE
-    if made_of.vibrato:
-        keys = keys + made_of.vibrato * np.sin(2 * np.pi * (rng.uniform(5.0, 6.0) * time + rng.random()))
+    if instrument.vibrato:
+        keys = keys + instrument.vibrato * np.sin(2 * np.pi * (rng.uniform(5.0, 6.0) * time + rng.random()))
     pitch = np.asarray(hertz(keys))
     turns = np.cumsum(pitch) / RATE
     wave = np.zeros(len(keys))
-    for ratio, strength in made_of.partials:
-        # A partial that nears half the rate is faded out, as it would fold back.
+    for ratio, strength in instrument.partials:
+        # Partials near the Nyquist frequency are faded out, to avoid aliasing.
         audible = np.clip((7600.0 - ratio * pitch) / 400.0, 0.0, 1.0)
         if not audible.any():
             continue
-        fall = 1.0 if made_of.decay is None else np.exp(-time * (1 + 0.3 * (ratio - 1)) / made_of.decay)
+        fall = 1.0 if instrument.decay is None else np.exp(-time * (1 + 0.3 * (ratio - 1)) / instrument.decay)
         wave += strength * audible * fall * np.sin(2 * np.pi * (ratio * turns + rng.random()))
-    if made_of.breath:
-        wave += made_of.breath * rng.standard_normal(len(keys))
-    return wave * _envelope(len(keys), made_of.attack, 0.03)
+    if instrument.breath:
+        wave += instrument.breath * rng.standard_normal(len(keys))
+    return wave * _envelope(len(keys), instrument.attack, 0.03)
 
 
 def strike(rng: np.random.Generator, drum: str) -> FloatArray:
-    """One hit."""
+    """Synthesise one drum hit."""
     time = np.arange(int(0.15 * RATE)) / RATE
     noise = rng.standard_normal(len(time))
     if drum == "kick drum":
@@ -146,7 +146,7 @@ def strike(rng: np.random.Generator, drum: str) -> FloatArray:
 
 
 def blow(rng: np.random.Generator, noise: str, samples: int, direction: str | None) -> FloatArray:
-    """A noise; a whoosh is a band that moves up or down."""
+    """Synthesise a noise; a whoosh is a frequency band that moves up or down."""
     white = rng.standard_normal(samples)
     if noise == "hiss":
         wave = band(white, 200, 7800)
@@ -159,16 +159,16 @@ def blow(rng: np.random.Generator, noise: str, samples: int, direction: str | No
         size = RATE // 10
         window = np.hanning(2 * size + 1)[:-1]
         padded = np.pad(white, (size, 2 * size))
-        for place in range(0, samples + size, size):
-            middle = start * (end / start) ** min(place / samples, 1.0)
-            piece = band(padded[place : place + 2 * size], middle / 1.25, middle * 1.25) * window
-            first, last = max(place - size, 0), min(place + size, samples)
-            wave[first:last] += piece[first - place + size : last - place + size]
+        for offset in range(0, samples + size, size):
+            middle = start * (end / start) ** min(offset / samples, 1.0)
+            piece = band(padded[offset : offset + 2 * size], middle / 1.25, middle * 1.25) * window
+            first, last = max(offset - size, 0), min(offset + size, samples)
+            wave[first:last] += piece[first - offset + size : last - offset + size]
     return np.asarray(wave * _envelope(samples, 0.05, 0.08))
 
 
 def band(noise: FloatArray, low: float, high: float) -> FloatArray:
-    """Noise between two frequencies alone, as strong as before."""
+    """Band-pass filtered noise with unit RMS."""
     spectrum = np.fft.rfft(noise)
     frequencies = np.fft.rfftfreq(len(noise), 1 / RATE)
     spectrum[(frequencies < low) | (frequencies > high)] = 0
@@ -177,12 +177,12 @@ def band(noise: FloatArray, low: float, high: float) -> FloatArray:
 
 
 def _envelope(samples: int, attack: float, release: float) -> FloatArray:
-    place = np.arange(samples) / RATE
-    rise, fall = np.minimum(place / attack, 1.0), np.minimum((samples / RATE - place) / release, 1.0)
+    time = np.arange(samples) / RATE
+    rise, fall = np.minimum(time / attack, 1.0), np.minimum((samples / RATE - time) / release, 1.0)
     return np.asarray(np.sin(0.5 * np.pi * rise) ** 2 * np.sin(0.5 * np.pi * fall) ** 2)
 
 
-# --- drawing ----------------------------------------------------------------------------------------------------
+# --- random clips -----------------------------------------------------------------------------------------------
 
 
 def _draw_record(rng: np.random.Generator) -> SoundRecord:
@@ -196,7 +196,7 @@ def _draw_record(rng: np.random.Generator) -> SoundRecord:
 
 
 def render(rng: np.random.Generator, record: SoundRecord) -> npt.NDArray[np.float32]:
-    """A sound of which the record is true; the generator decides what the words leave open."""
+    """A random clip (samples,) with the attributes of the record."""
     seconds = rng.uniform(*SECONDS)
     timbre, kind = record["timbre"], record["kind"]
     if kind == "noise":
@@ -222,7 +222,7 @@ def render(rng: np.random.Generator, record: SoundRecord) -> npt.NDArray[np.floa
 
 
 def _sequence(rng: np.random.Generator, record: SoundRecord, seconds: float) -> FloatArray:
-    """Notes or hits at a tempo."""
+    """A sequence of notes or hits at a tempo."""
     interval = rng.uniform(*TEMPOS[str(record["tempo"])])
     count = max(3, int(seconds / interval))
     wave = np.zeros(int((count * interval + 0.1) * RATE))
@@ -308,7 +308,7 @@ _PHRASES = {
 
 
 def _caption(rng: np.random.Generator, record: SoundRecord) -> str:
-    loud = pick(rng, LOUDNESS_WORDS[record["loudness"]]) + " " if rng.random() < SAID_SHARE else ""
+    loud = pick(rng, LOUDNESS_WORDS[record["loudness"]]) + " " if rng.random() < MENTION_PROB else ""
     words = {"timbre": record["timbre"]}
     tables: tuple[tuple[str, str | None, Mapping[str, tuple[str, ...]]], ...] = (
         ("register", record["register"], _REGISTER_WORDS),
@@ -329,30 +329,30 @@ def _caption(rng: np.random.Generator, record: SoundRecord) -> str:
 
 
 def draw_item(seed: int, index: int) -> SoundItem:
-    """One item of the data set: the same for the same arguments, whatever else is drawn."""
+    """One item of the dataset, a pure function of its arguments."""
     rng = np.random.default_rng([seed, index])
     caption, record = draw_words(rng)
     return SoundItem(render(rng, record), caption, record)
 
 
 def draw_words(rng: np.random.Generator) -> tuple[str, SoundRecord]:
-    """A caption and what is true of its sound, which is not played yet."""
+    """A random caption and its attributes, before synthesis."""
     record = _draw_record(rng)
     return _caption(rng, record), record
 
 
 def split_of(caption: str, record: SoundRecord) -> str:
-    """`train`, `validation` or `withheld`, from the words alone: equal captions are never in two splits."""
+    """`train`, `validation` or `withheld`, by the words of the caption: equal captions are in the same split."""
     return split_by_words(caption, (record["timbre"], record["register"]) in WITHHELD_PAIRS)
 
 
 def make_sounds(folder: Path, num: int = 5000, seed: int = 0) -> None:
-    """Write the data set: `sounds/`, `dataset.json` (what it is) and, when all is there, `metadata.jsonl`."""
+    """Write the dataset: `sounds/`, `dataset.json` (its settings) and, last, `metadata.jsonl`."""
 
     def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index)
         write_audio(item.wave, path, RATE)
         return {"text": item.caption, "split": split_of(item.caption, item.record), "sound": item.record}
 
-    about = {"name": "sounds", "version": VERSION, "num": num, "rate": RATE, "seed": seed}
-    write_items(folder, about, "sound", "sounds/{:05d}.flac", write)
+    metadata = {"name": "sounds", "version": VERSION, "num": num, "rate": RATE, "seed": seed}
+    write_items(folder, metadata, "clip", "sounds/{:05d}.flac", write)

@@ -1,10 +1,9 @@
-"""The judge of the data set `sounds`: plain signal analysis that says what a sound is.
+"""The judge of the dataset `sounds`: signal analysis without learned weights that recognises the attributes of a clip.
 
-This file owns the way from samples to a finding, without learned weights, so that its word on a generated sound does
-not depend on any model. The power of the whole sound in bands of a semitone is taken as a sum of notes of one timbre
-in one register, as that timbre's own player sounds there, or as one drum or noise; what leaves the least unexplained
-is the timbre and the register. The notes found at each moment tell the direction, the rises of power the tempo.
-`match` compares a finding with what a caption promised.
+The mean power of the clip in semitone bands is decomposed (NMF) into notes of one timbre in one register, as the
+synthesiser of the dataset renders them, or into one drum or noise; the decomposition with the smallest residual gives
+timbre and register. The notes in each frame give the direction, and the onsets the tempo. `match` compares a finding
+with the attributes of a caption.
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ from quintet.synthetic.sounds import (
 
 N_FFT = 4096
 HOP = 512
-LOWEST_KEY = 24  # 33 Hz; the bands go on from there in semitones
-BANDS = 98  # to half the rate
-ROUNDS = 60  # of fitting; more change no finding
-FLOOR = 1e-4  # of the strongest band: what is below cannot be told from what a window smears
-EXAMPLE_SEED = 2**40  # far from every seed that a data set is made with
+LOWEST_KEY = 24  # 33 Hz; the bands continue from there in semitones
+BANDS = 98  # up to the Nyquist frequency
+ITERATIONS = 60  # of NMF; more change no finding
+FLOOR = 1e-4  # of the strongest band: lower values are leakage of the window
+EXAMPLE_SEED = 2**40  # far from the seeds of datasets
 MARGIN = 2  # semitones beyond a register that still belong to it
-LEAST_SILENCE = 1e-4  # of full scale
-LEAST_TURN = 3.0  # semitones from the first third to the last; less is level
-LEAST_RISE = 7.0  # decibels, of a new note over what was before
-LEAST_LEVEL = -26.0  # decibels from the loudest, of a new note
+MIN_AMPLITUDE = 1e-4  # of full scale
+MIN_INTERVAL = 3.0  # semitones from the first third to the last; less is no direction
+MIN_RISE = 7.0  # dB, of an onset over the level before it
+MIN_LEVEL = -26.0  # dB below the maximum, of an onset
 LOUDNESS_EDGE = math.sqrt(LOUDNESS["quiet"][1] * LOUDNESS["loud"][0])
-LEAST_ONSETS = 3  # fewer make no tempo
+MIN_ONSETS = 3  # fewer give no tempo
 ATTRIBUTES = ("timbre", "register", "tempo", "direction", "loudness")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the judge hears; none where a word does not apply. `rate` is in notes a second, `unexplained` the share
-    (0 to about 1) of the sound that the timbre does not explain."""
+    """Recognised attributes, None if one does not apply. `rate` is in notes per second, `unexplained` the divergence (0
+    to about 1) of the clip from the best decomposition."""
 
     timbre: str | None
     register: str | None
@@ -70,9 +69,9 @@ SILENCE = Finding(None, None, None, None, "quiet", 0.0, 1.0)
 
 
 def judge(wave: npt.ArrayLike) -> Finding:
-    """What a sound (samples at 16 kHz) is."""
+    """Recognise the attributes of a clip (samples,) at 16 kHz."""
     samples = np.asarray(wave, np.float64).reshape(-1)
-    if not len(samples) or not np.isfinite(samples).all() or np.abs(samples).max() < LEAST_SILENCE:
+    if not len(samples) or not np.isfinite(samples).all() or np.abs(samples).max() < MIN_AMPLITUDE:
         return SILENCE
     powers = _band_powers(samples)
     labels, atoms = _dictionaries()
@@ -93,8 +92,8 @@ def judge(wave: npt.ArrayLike) -> Finding:
 
 
 def match(record: SoundRecord, finding: Finding) -> dict[str, bool]:
-    """Under the name of each word that applies to the record, whether it was found; a tempo or a direction that is
-    heard where there is none counts as wrong."""
+    """Whether each attribute that applies to the record was recognised, by name; a tempo or a direction that is
+    recognised but does not apply counts as wrong."""
     names = ["timbre", "tempo", "direction", "loudness"] + (["register"] if record["register"] else [])
     return {name: getattr(finding, name) == dict(record)[name] for name in names}
 
@@ -104,30 +103,30 @@ def match(record: SoundRecord, finding: Finding) -> dict[str, bool]:
 
 @functools.cache
 def _band_matrix() -> FloatArray:
-    """Shares (bands, bins) of each bin's power; a bin lies between the two nearest semitones."""
+    """Weights (bands, bins) from FFT bins to bands; a bin is interpolated between the two nearest semitones."""
     bins = np.arange(1, N_FFT // 2 + 1) * (RATE / N_FFT)
-    place = np.clip(69 + OCTAVE * np.log2(bins / 440.0) - LOWEST_KEY, 0, BANDS - 1.001)
-    below = place.astype(np.int64)
+    position = np.clip(69 + OCTAVE * np.log2(bins / 440.0) - LOWEST_KEY, 0, BANDS - 1.001)
+    below = position.astype(np.int64)
     matrix = np.zeros((BANDS, len(bins) + 1))
     columns = np.arange(1, len(bins) + 1)
-    matrix[below, columns] = 1 - (place - below)
-    matrix[below + 1, columns] += place - below
+    matrix[below, columns] = 1 - (position - below)
+    matrix[below + 1, columns] += position - below
     return matrix
 
 
 def _band_powers(samples: FloatArray) -> FloatArray:
-    """Power in each semitone at each moment, (bands, frames)."""
+    """Power in each semitone band and frame, (bands, frames)."""
     padded = np.pad(samples, (N_FFT // 2, N_FFT))
     frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT)[: len(samples) + 1 : HOP]
     spectrum = np.abs(np.fft.rfft(frames * np.hanning(N_FFT), axis=1)) ** 2
     powers = _band_matrix() @ spectrum.T
-    # Over neighbours too: a pitch that glides through a semitone is to look like one that stays in it.
+    # Smoothed over neighbours, so that a gliding pitch looks like a constant one.
     around = np.pad(powers, ((1, 1), (0, 0)))
     return np.asarray(0.5 * powers + 0.25 * (around[:-2] + around[2:]))
 
 
 def _shape(powers: FloatArray) -> FloatArray:
-    """Amplitudes instead of powers, so that weak partials count, with a floor and a sum of 1; over the first axis."""
+    """Normalised amplitudes (sum 1 over the first axis, with a floor), so that weak partials count."""
     amplitudes = np.sqrt(powers / np.maximum(powers.max(axis=0, keepdims=True), 1e-30))
     amplitudes = np.maximum(amplitudes, math.sqrt(FLOOR))
     return np.asarray(amplitudes / amplitudes.sum(axis=0, keepdims=True))
@@ -135,7 +134,7 @@ def _shape(powers: FloatArray) -> FloatArray:
 
 @functools.cache
 def _dictionaries() -> tuple[list[tuple[str, str | None]], FloatArray]:
-    """What is compared with: (timbre, register), and the shapes of its notes, (entries, bands, notes)."""
+    """The dictionaries: labels (timbre, register), and spectra of their notes (dictionaries, bands, notes)."""
     labels: list[tuple[str, str | None]] = []
     atoms = []
     notes = OCTAVE + 1 + 2 * MARGIN
@@ -158,8 +157,8 @@ def _dictionaries() -> tuple[list[tuple[str, str | None]], FloatArray]:
     return labels, np.stack(atoms)
 
 
-def _weights(shape: FloatArray, atoms: FloatArray, rounds: int = ROUNDS) -> FloatArray:
-    """How much of each note there is, none negative: (..., bands, frames) by (..., bands, notes)."""
+def _weights(shape: FloatArray, atoms: FloatArray, rounds: int = ITERATIONS) -> FloatArray:
+    """Non-negative weights (..., notes, frames) of notes (..., bands, notes) in `shape` (..., bands, frames)."""
     weights = np.full((*atoms.shape[:-2], atoms.shape[-1], shape.shape[-1]), 1 / atoms.shape[-1])
     for _ in range(rounds):
         ratio = shape / np.maximum(atoms @ weights, 1e-12)
@@ -168,7 +167,7 @@ def _weights(shape: FloatArray, atoms: FloatArray, rounds: int = ROUNDS) -> Floa
 
 
 def _unexplained(shape: FloatArray, atoms: FloatArray) -> FloatArray:
-    """For each dictionary the divergence of the shape from the best sum of its notes."""
+    """The divergence of the spectrum (bands,) from the best decomposition, for each dictionary, (dictionaries,)."""
     target = shape[:, None]
     explained = (atoms @ _weights(target, atoms))[..., 0]
     return np.asarray((shape * np.log(shape / explained)).sum(axis=-1))
@@ -178,40 +177,40 @@ def _unexplained(shape: FloatArray, atoms: FloatArray) -> FloatArray:
 
 
 def _direction(powers: FloatArray, atoms: FloatArray | None) -> str | None:
-    """Whether the pitch, or without notes the middle of the power, is higher at the end than at the beginning."""
+    """Whether the pitch (or, without notes, the spectral centroid) rises or falls; None for neither."""
     strength = powers.sum(axis=0)
-    heard = strength > 1e-3 * strength.max()
-    frames, strength = powers[:, heard], strength[heard]
-    shares = frames if atoms is None else _weights(_shape(frames), atoms, rounds=20)
-    middle = (np.arange(len(shares))[:, None] * shares).sum(axis=0) / shares.sum(axis=0)
+    audible = strength > 1e-3 * strength.max()
+    frames, strength = powers[:, audible], strength[audible]
+    weights = frames if atoms is None else _weights(_shape(frames), atoms, rounds=20)
+    middle = (np.arange(len(weights))[:, None] * weights).sum(axis=0) / weights.sum(axis=0)
     weight = np.sqrt(strength)
     third = max(1, len(middle) // 3)
     start, end = (np.average(middle[part], weights=weight[part]) for part in (slice(third), slice(-third, None)))
-    if abs(end - start) < LEAST_TURN:
+    if abs(end - start) < MIN_INTERVAL:
         return None
     return "rising" if end > start else "falling"
 
 
 def _interval(samples: FloatArray) -> float | None:
-    """The usual time from one onset to the next, in seconds."""
+    """The median time between onsets, in seconds; None for too few onsets."""
     hop = RATE // 200
     energy = np.add.reduceat(samples**2, np.arange(0, len(samples), hop))
     smooth = np.convolve(energy, np.hanning(9) / np.hanning(9).sum(), mode="same")
     level = np.maximum(10 * np.log10(smooth / smooth.max() + 1e-12), -50.0)
     onsets, low, high = [], level[0], -math.inf
     rising = False
-    for place, value in enumerate(level):
+    for index, value in enumerate(level):
         if rising:
             if value > high:
                 high = value
-            elif value < high - LEAST_RISE:
+            elif value < high - MIN_RISE:
                 rising, low = False, value
-        elif value > low + LEAST_RISE and value > LEAST_LEVEL:
+        elif value > low + MIN_RISE and value > MIN_LEVEL:
             rising, high = True, value
-            onsets.append(place)
+            onsets.append(index)
         else:
             low = min(low, value)
-    if len(onsets) < LEAST_ONSETS:
+    if len(onsets) < MIN_ONSETS:
         return None
     return float(np.median(np.diff(onsets))) * hop / RATE
 
@@ -223,7 +222,7 @@ def _tempo(interval: float | None) -> str | None:
 
 
 class SoundsJudge(Judge[tuple[Tensor, int]]):
-    """Waves (samples) with their sample rates: whether each word that applies to a sound is true of the wave."""
+    """Judge of waves (samples,) with their sampling rates: whether each attribute that applies matches."""
 
     def knows(self, row: Row) -> bool:
         return has_keys(row.get("sound"), ("kind", *ATTRIBUTES))

@@ -76,7 +76,7 @@ class TokenizerTask(Task[ConfigT]):
         with torch.no_grad():
             reports = [Statistics(rows={"latents": self.latents(batch)}) for batch in batches]
         latents = sum(reports, Statistics()).over_ranks().rows["latents"]
-        self.model.quantizer.initialise(latents, seed_from(self.config.train.seed, "codebook"))
+        self.model.quantizer.init_from_data(latents, seed_from(self.config.train.seed, "codebook"))
 
     def after_step(self, statistics: Statistics, step: int) -> None:
         self.model.quantizer.update(
@@ -167,7 +167,7 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
             return hinge_generator_loss(discriminator(fake))
 
     def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        penalised = self.loss.is_penalised(step)
+        penalised = self.loss.has_gradient_penalty(step)
         loss, parts, logits = patch_loss(modules["discriminator"], output["real"], output["fake"], penalised)
         loss, statistics = self.regularise(loss, parts, *logits)
         return Loss(loss + self.loss.gradient_penalty * parts["penalty"] if penalised else loss, parts, statistics)

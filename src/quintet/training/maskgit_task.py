@@ -125,7 +125,7 @@ class MaskGitTask(Task[ConfigT]):
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         keep = batch.rng.uniform("keep text") >= self.config.loss.cond_drop_prob
         inputs = self.model_inputs(batch, keep, train=True)
-        hidden = masked.training_mask(batch.rng, inputs.maskable, masked.SCHEDULES[self.config.loss.mask_schedule])
+        hidden = masked.training_mask(batch.rng, inputs.maskable, masked.MASK_SCHEDULES[self.config.loss.mask_schedule])
         hidden = hidden.to(inputs.codes.device)
         tokens = inputs.codes.masked_fill(hidden, self.maskgit.mask_id)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
@@ -154,7 +154,7 @@ class MaskGitTask(Task[ConfigT]):
         """Binary classification of predicted tokens: does a token differ from the original code?"""
         codes, hidden = output["codes"], output["hidden"]
         uniform = batch.rng.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
-        tokens = codes.masked_scatter(hidden, filters.guesses(output["logits"].detach(), uniform))
+        tokens = codes.masked_scatter(hidden, filters.sample_on_device(output["logits"].detach(), uniform))
         if "critic" in modules:
             scores = modules["critic"](tokens, output["conditioning"])
         else:
@@ -228,7 +228,7 @@ def start_from_codebook(maskgit: MaskGit, tokenizer: Pipeline[Any]) -> None:
     similar embeddings."""
     quantizer = tokenizer.model.quantizer
     if quantizer.levels == 1:
-        maskgit.start_from(quantizer.all_vectors())
+        maskgit.init_from_codebook(quantizer.all_vectors())
 
 
 def _constant(ratio: float, progress: Tensor) -> Tensor:

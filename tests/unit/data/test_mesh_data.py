@@ -174,5 +174,5 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "6 mesh files found, 6 usable" in output
     assert "surface     watertight 6" in output
     assert output.rstrip().endswith(f"next: quintet train mesh-autoencoder {folder}")
-    with pytest.raises(UsageError, match="--size is for pictures"):
+    with pytest.raises(UsageError, match="--size is for images"):
         call(["data", "make", "solids", str(tmp_path / "other"), "--size", "64"])

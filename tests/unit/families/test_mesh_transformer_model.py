@@ -277,7 +277,7 @@ def test_logits_are_the_same_with_and_without_the_cache(kind: str) -> None:
 def test_a_mesh_is_the_same_in_any_batch(kind: str) -> None:
     model = make(kind).eval()
     texts, prompts = ["a", "bb", "", "dddd"], [torch.tensor(prompt) for prompt in ([1], [], [2, 3, 4, 5], [6] * 3)]
-    settings = Sampling(top_p=0.95, guidance=2.0)
+    settings = Sampling(top_p=0.95, guidance_scale=2.0)
 
     def part(rows: list[int]) -> list[list[int]]:
         result = model.generate(

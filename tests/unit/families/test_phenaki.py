@@ -122,7 +122,7 @@ def test_some_clips_are_trained_as_continuation(task: PhenakiTask) -> None:
     primed = 0
     for epoch in range(50):
         batch = batch_of(task, [3, 2, 1, 3], epoch)
-        known = task.rows(batch, train=True).given
+        known = task.model_inputs(batch, train=True).known_mask
         assert known is not None
         latent_frames = known.view(4, 3, POSITIONS)
         assert (latent_frames.all(2) == latent_frames.any(2)).all()  # full latent frames
@@ -156,7 +156,7 @@ def test_frame_autoregressive_predicts_one_latent_frame_from_earlier_ones(task: 
     assert predicted[0] / 60 == pytest.approx(0.5, abs=0.15)
     assert (predicted[1:] > 7).all()
     task.config = task.config.changed({"loss.first_frame_prob": 1.0})
-    known = task.rows(batch_of(task, [3] * 8), train=True).given
+    known = task.model_inputs(batch_of(task, [3] * 8), train=True).known_mask
     assert known is not None
     assert not known.any()
 
@@ -429,7 +429,7 @@ def test_sample_prompts_come_from_a_list_a_file_or_the_validation_set(videos: Pa
         assert isinstance(made, PhenakiTask)
         with inference_mode(made.modules):
             _, *single = made.sample(made.modules, batch_of(made, [3, 3, 1]))
-        assert [artifact.about["text"] for artifact in single[::2]] == expected
+        assert [artifact.metadata["text"] for artifact in single[::2]] == expected
     # As `quintet sample RUN sample.texts=FILE` does.
     made = PhenakiTask(made.config.changed({"sample.texts": str(file)}), made.frozen, made.modules)
     with inference_mode(made.modules):

@@ -265,7 +265,7 @@ def test_inputs_of_the_model_are_not_modified() -> None:
     model(codes, conditioning, torch.tensor([0, 1, 2]))
     prompt = canvas(frames, LEVELS, codes[:, :1, :2])
     before = prompt.clone()
-    generate(model, prompt, conditioning, items(3), settings(guidance=2.0))
+    generate(model, prompt, conditioning, items(3), settings(guidance_scale=2.0))
     assert torch.equal(prompt, before)
     assert all(torch.equal(inputs[name], value) for name, value in copies.items())
 
@@ -527,7 +527,7 @@ def test_guidance_extrapolates_from_null_conditioning() -> None:
     inputs = record_inputs(model)
 
     def generated(conditioning: dict[str, Tensor], guidance: float) -> Tensor:
-        return generate(model, canvas(frames, LEVELS), conditioning, items(2), settings((1,), guidance=guidance))
+        return generate(model, canvas(frames, LEVELS), conditioning, items(2), settings((1,), guidance_scale=guidance))
 
     conditioning = model.conditioning(frames, clip=vectors(2))
     plain, guided = generated(conditioning, 1.0), generated(conditioning, 4.0)
@@ -539,7 +539,7 @@ def test_guidance_extrapolates_from_null_conditioning() -> None:
     assert torch.equal(guided[..., 0][frames], (uncond + 4 * (cond - uncond)).argmax(-1)[frames])
     torch.testing.assert_close(generated(model.conditioning(frames), 4.0), generated(model.conditioning(frames), 1.0))
     with pytest.raises(UsageError, match=r"sample\.guidance_scale"):
-        generate(make(), canvas(frames, LEVELS), make().conditioning(frames), items(2), settings(guidance=2.0))
+        generate(make(), canvas(frames, LEVELS), make().conditioning(frames), items(2), settings(guidance_scale=2.0))
 
 
 def test_the_critic_depends_on_conditioning_and_not_on_padding() -> None:

@@ -233,7 +233,7 @@ def test_ambiguous_item_is_an_error_that_lists_its_fields(tmp_path: Path) -> Non
         def __getitem__(self, index: int) -> Any:
             return torch.zeros(3, 16, 16), torch.zeros(3, 16, 16)
 
-    with pytest.raises(UsageError, match=r"fits a field twice.*seen \(Tensor\(3, 16, 16\).*expected images"):
+    with pytest.raises(UsageError, match=r"fits a field twice.*the item is \(Tensor\(3, 16, 16\).*expected images"):
         VQGanVAETrainer(
             small_vae(), data=Ambiguous(""), out=tmp_path / "run", steps=2, batch_size=4, config=QUICK
         ).train()

@@ -1,4 +1,4 @@
-"""The discriminator and its losses, against torch's own automatic derivatives and the papers' formulas."""
+"""The discriminator and its losses, compared with autograd and the formulas of the papers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("layers", [1, 4, 6])
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (16, 16), (32, 32), (64, 64), (256, 256), (8, 64), (48, 20)])
-def test_pictures_of_any_size_get_a_map_of_logits(height: int, width: int, layers: int) -> None:
+def test_images_of_any_size_give_a_map_of_logits(height: int, width: int, layers: int) -> None:
     smallest = min(height, width)
     discriminator = PatchDiscriminator(3, 8, layers, smallest)
     with torch.no_grad():
@@ -51,15 +51,15 @@ def test_every_weight_gets_a_gradient() -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_running_means_change_in_update_alone() -> None:
+def test_only_update_changes_the_running_means() -> None:
     discriminator = PatchDiscriminator(3, 8, 2, 16)
     discriminator(torch.rand(2, 3, 16, 16))
     assert discriminator.real_mean == discriminator.fake_mean == 0
     discriminator.update(torch.tensor(2.0, dtype=torch.float64), torch.tensor(-1.0))
     discriminator.update(torch.tensor(2.0), torch.tensor(-1.0))
-    share = 1 - LECAM_DECAY**2
-    torch.testing.assert_close(discriminator.real_mean, torch.tensor(2 * share))
-    torch.testing.assert_close(discriminator.fake_mean, torch.tensor(-share))
+    fraction = 1 - LECAM_DECAY**2
+    torch.testing.assert_close(discriminator.real_mean, torch.tensor(2 * fraction))
+    torch.testing.assert_close(discriminator.fake_mean, torch.tensor(-fraction))
     assert {"real_mean", "fake_mean"} <= discriminator.state_dict().keys()
 
 
@@ -72,7 +72,7 @@ def test_hinge_losses() -> None:
     assert hinge_generator_loss(fake).item() == pytest.approx(-1 / 3)
 
 
-def test_lecam_is_its_formula() -> None:
+def test_lecam_equals_its_formula() -> None:
     real, fake = random(4, 1, 3, 3), random(4, 1, 3, 3, seed=1)
     real_mean, fake_mean = torch.tensor(0.3), torch.tensor(-0.2)
     expected = (
@@ -83,7 +83,7 @@ def test_lecam_is_its_formula() -> None:
 
 
 def test_gradient_penalty_of_a_linear_critic_is_known() -> None:
-    """Its slope is its weight, everywhere."""
+    """Its gradient is its weight everywhere."""
     weight = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
     images = random(5, 2).requires_grad_()
     penalty = gradient_penalty(images @ weight, images)
@@ -92,7 +92,7 @@ def test_gradient_penalty_of_a_linear_critic_is_known() -> None:
     torch.testing.assert_close(weight.grad, 2 * (5 - 1) * weight.detach() / 5, check_dtype=False)
 
 
-def test_gradient_penalty_equals_one_picture_after_the_other() -> None:
+def test_gradient_penalty_is_computed_per_image() -> None:
     discriminator = PatchDiscriminator(1, 8, 2, 8).double()
     images = torch.rand(3, 1, 8, 8, dtype=torch.float64, requires_grad=True)
     expected = []
@@ -100,15 +100,15 @@ def test_gradient_penalty_equals_one_picture_after_the_other() -> None:
         one = images[number : number + 1].detach().requires_grad_()
         (slope,) = torch.autograd.grad(discriminator(one).mean(), one, create_graph=True)
         expected.append((slope.square().sum().sqrt() - 1).square())
-    whole = gradient_penalty(discriminator(images), images)
-    torch.testing.assert_close(whole, torch.stack(expected).mean(), rtol=1e-12, atol=1e-12)
+    full = gradient_penalty(discriminator(images), images)
+    torch.testing.assert_close(full, torch.stack(expected).mean(), rtol=1e-12, atol=1e-12)
 
 
 # --- the adaptive weight ------------------------------------------------------------------------------------------
 
 
 class Tail(nn.Module):
-    """The end of a decoder: the last layer and what makes pixels of its output."""
+    """The end of a decoder: the last layer and the mapping of its output to pixels."""
 
     def __init__(self, kernel: int, padding: int) -> None:
         super().__init__()
@@ -119,28 +119,28 @@ class Tail(nn.Module):
 
 
 @pytest.mark.parametrize(("kernel", "padding"), [(3, 1), (1, 0), (5, 2)])
-def test_the_weight_is_the_ratio_of_the_last_layers_gradients(kernel: int, padding: int) -> None:
+def test_the_adaptive_weight_is_the_ratio_of_gradient_norms_at_the_last_layer(kernel: int, padding: int) -> None:
     torch.manual_seed(0)
     tail, features = Tail(kernel, padding), random(3, 4, 8, 6)
     target = random(3, 3, 16, 12, seed=1)
     discriminator = PatchDiscriminator(3, 8, 2, 12).double()
 
     def losses() -> tuple[Tensor, Tensor, Tensor]:
-        made = tail.last(features)
-        picture = F.pixel_shuffle(made, 2)
-        return made, F.l1_loss(picture, target), hinge_generator_loss(discriminator(picture))
+        result = tail.last(features)
+        image = F.pixel_shuffle(result, 2)
+        return result, F.l1_loss(image, target), hinge_generator_loss(discriminator(image))
 
     _, reconstruction, adversarial = losses()
     both = (reconstruction, adversarial)
     plain = [torch.autograd.grad(loss, tail.last.weight, retain_graph=True)[0].norm() for loss in both]
-    made, reconstruction, adversarial = losses()
-    slopes = [torch.autograd.grad(loss, made, retain_graph=True)[0] for loss in (reconstruction, adversarial)]
+    result, reconstruction, adversarial = losses()
+    slopes = [torch.autograd.grad(loss, result, retain_graph=True)[0] for loss in (reconstruction, adversarial)]
     weight = adaptive_weight(tail.last, features, *slopes)
     torch.testing.assert_close(weight, plain[0] / (plain[1] + 1e-6), rtol=1e-10, atol=0)
     assert not weight.requires_grad
 
 
-def test_the_weight_stays_finite_where_the_critic_is_flat() -> None:
+def test_the_adaptive_weight_is_finite_for_a_constant_discriminator() -> None:
     tail, features = Tail(3, 1), random(1, 4, 4, 4)
     slope = random(1, 12, 4, 4, seed=2) * 1e6
     assert adaptive_weight(tail.last, features, slope, torch.zeros_like(slope)) == MAX_ADAPTIVE_WEIGHT

@@ -1,4 +1,4 @@
-"""What a text becomes, by bytes, words, classes and a frozen encoder: what all promise, and each one's mistakes."""
+"""Text conditioning by bytes, words, classes and a frozen encoder: common properties, and errors of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quintet.errors import UsageError
 from quintet.nn.conditioning import ClassTable, FrozenText, make_text_conditioning
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.pretrained_text import PretrainedText
-from quintet.nn.text import ROWS, ByteTextEncoder, WordTextEncoder, words_of
+from quintet.nn.text import TABLE_ROWS, ByteTextEncoder, WordTextEncoder, words_of
 from text_models import make_folder
 
 SMALL: dict[str, Any] = {
@@ -62,11 +62,11 @@ def tokens(rows: int = len(TEXTS)) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_become_vectors_of_the_width_asked_for(kind: str, t5: Path) -> None:
+def test_texts_are_encoded_to_vectors_of_text_dim(kind: str, t5: Path) -> None:
     encoder = make_text_conditioning(validate(MaskGitConfig, keys_of(kind, t5)))
     assert encoder is not None
-    made = {"bytes": ByteTextEncoder, "words": WordTextEncoder, "classes": ClassTable, "hf": FrozenText}
-    assert isinstance(encoder, made[kind])
+    result = {"bytes": ByteTextEncoder, "words": WordTextEncoder, "classes": ClassTable, "hf": FrozenText}
+    assert isinstance(encoder, result[kind])
     prepared = encoder.prepare(TEXTS)
     assert prepared.keys() == {"text", "text_mask"}
     assert all(len(part) == 3 and part.device.type == "cpu" for part in prepared.values())
@@ -75,7 +75,7 @@ def test_texts_become_vectors_of_the_width_asked_for(kind: str, t5: Path) -> Non
     assert vectors.requires_grad
     assert mask.any(1).all()
     assert 0.2 < vectors[mask].std() < 2, "the scale of what the transformer attends to does not depend on the kind"
-    assert len({tuple(row[there].flatten().tolist()) for row, there in zip(vectors, mask, strict=True)}) == 3
+    assert len({tuple(row[valid_mask].flatten().tolist()) for row, valid_mask in zip(vectors, mask, strict=True)}) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,17 +85,17 @@ def test_no_texts(kind: str, t5: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_its_neighbours(kind: str, t5: Path) -> None:
+def test_a_row_does_not_depend_on_the_batch(kind: str, t5: Path) -> None:
     model = make(kind, t5)
     together = model(tokens(), model.texts(TEXTS))
     for row, text in enumerate(TEXTS):
-        alone = model(tokens()[row : row + 1], model.texts([text]))
-        torch.testing.assert_close(alone[0], together[row], rtol=1e-11, atol=1e-11)
+        single = model(tokens()[row : row + 1], model.texts([text]))
+        torch.testing.assert_close(single[0], together[row], rtol=1e-11, atol=1e-11)
     assert (model(tokens(), model.texts(TEXTS[1:] + TEXTS[:1])) - together).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_dropped_text_is_dropped_whatever_it_said(kind: str, t5: Path) -> None:
+def test_a_dropped_text_does_not_matter(kind: str, t5: Path) -> None:
     model = make(kind, t5)
     dropped = torch.tensor([True, False, False])
     first = model(tokens(), model.texts(TEXTS, dropped))
@@ -110,7 +110,7 @@ def test_a_dropped_text_is_dropped_whatever_it_said(kind: str, t5: Path) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_comes_back_with_its_texts(kind: str, t5: Path, tmp_path: Path) -> None:
+def test_a_saved_model_encodes_the_same_texts(kind: str, t5: Path, tmp_path: Path) -> None:
     for model in (make(kind, t5).float(), TokenCritic(**keys_of(kind, t5)).eval()):
         folder = tmp_path / type(model).__name__
         model.save_pretrained(folder)
@@ -128,7 +128,7 @@ def test_every_weight_is_trained(kind: str, t5: Path) -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_a_model_without_text_makes_nothing_of_texts() -> None:
+def test_a_model_without_text_has_no_text_conditioning() -> None:
     assert make_text_conditioning(validate(MaskGitConfig, {**SMALL, "text": "none"})) is None
     assert MaskGit(**SMALL, text="none").texts(TEXTS) == {}
 
@@ -136,8 +136,8 @@ def test_a_model_without_text_makes_nothing_of_texts() -> None:
 # --- bytes --------------------------------------------------------------------------------------------------------
 
 
-def test_names_of_the_weights_of_bytes_stay(t5: Path) -> None:
-    """Runs of earlier versions hold them."""
+def test_weight_names_of_the_byte_encoder_never_change(t5: Path) -> None:
+    """Runs of earlier versions contain them."""
     names = {name for name in make("bytes", t5).state_dict() if name.startswith("text_encoder.")}
     assert "text_encoder.embedding.weight" in names
     assert "text_encoder.transformer.blocks.0.attention.to_out.weight" in names
@@ -147,14 +147,14 @@ def test_names_of_the_weights_of_bytes_stay(t5: Path) -> None:
 # --- words --------------------------------------------------------------------------------------------------------
 
 
-def test_words_are_the_same_whatever_their_case_and_spaces() -> None:
+def test_words_ignore_case_and_spaces() -> None:
     assert words_of("A  Red\ncircle: it's ÉTÉ 2") == ["a", "red", "circle", ":", "it", "'", "s", "été", "2"]
     encoder = WordTextEncoder(16, 1, 2, 24)
     one, other = (encoder.prepare([text])["text"] for text in ("A red  Circle", "a red circle"))
     assert torch.equal(one, other)
 
 
-def test_accents_belong_to_their_words_and_what_is_no_unicode_does_not_stop_training() -> None:
+def test_accents_and_invalid_unicode() -> None:
     composed, apart = "\u00e9t\u00e9", "e\u0301te\u0301"
     assert words_of(apart) == words_of(composed) == [composed]
     assert words_of("\u0939\u093f\u0928\u094d\u0926\u0940 x") == ["\u0939\u093f\u0928\u094d\u0926\u0940", "x"]
@@ -162,14 +162,14 @@ def test_accents_belong_to_their_words_and_what_is_no_unicode_does_not_stop_trai
     assert WordTextEncoder(16, 1, 2, 24).prepare(["\udcff"])["text_mask"].sum() == 2
 
 
-def test_rows_of_words_stay() -> None:
-    """Runs hold a table whose rows are found by these hashes."""
+def test_table_rows_of_words_never_change() -> None:
+    """Runs contain a table whose rows are selected by these hashes."""
     rows = WordTextEncoder(16, 1, 2, 24).prepare(["star"])["text"]
     assert rows[0, 0].tolist() == STAR
-    assert rows.max() < ROWS
+    assert rows.max() < TABLE_ROWS
 
 
-def test_words_of_one_stem_begin_alike_and_unknown_ones_are_something() -> None:
+def test_words_with_a_common_stem_start_similar() -> None:
     torch.manual_seed(0)
     encoder = WordTextEncoder(256, 1, 2, 24)
     words = encoder.look_up(encoder.prepare(["triangle triangles circle"])["text"])[0]
@@ -178,7 +178,7 @@ def test_words_of_one_stem_begin_alike_and_unknown_ones_are_something() -> None:
     assert encoder.prepare(["qzx"])["text"][0, 0, 0] > 0
 
 
-def test_more_words_than_fit_are_cut_and_long_words_are_read_in_part() -> None:
+def test_long_texts_and_long_words_are_truncated() -> None:
     encoder = WordTextEncoder(16, 1, 2, 8)
     prepared = encoder.prepare(["a b c d e f g h i j", "a b c d e f g", "x" * 10_000])
     assert prepared["text"].shape[1] == 8
@@ -189,11 +189,11 @@ def test_more_words_than_fit_are_cut_and_long_words_are_read_in_part() -> None:
 # --- classes ------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_that_is_no_class_names_the_nearest(t5: Path) -> None:
+def test_an_unknown_class_names_the_nearest(t5: Path) -> None:
     model = make("classes", t5)
-    with pytest.raises(UsageError, match=r"'a red circel' is not one of the 3 classes .* nearest is 'a red circle'"):
+    with pytest.raises(UsageError, match=r"'a red circel' is not one of the 3 classes .* did you mean 'a red circle'"):
         model.texts(["blue", "a red circel"])
-    with pytest.raises(UsageError, match="nearest is"):
+    with pytest.raises(UsageError, match="did you mean"):
         model.texts([""])
 
 
@@ -205,7 +205,7 @@ def test_classes_must_be_known(t5: Path) -> None:
 # --- a frozen encoder ---------------------------------------------------------------------------------------------
 
 
-def test_only_the_layer_after_a_frozen_encoder_is_in_the_weights(t5: Path) -> None:
+def test_only_the_projection_of_a_frozen_encoder_is_in_the_state_dict(t5: Path) -> None:
     model = make("hf", t5)
     model.texts(TEXTS)
     names = {name: tensor.shape for name, tensor in model.state_dict().items() if name.startswith("text_encoder.")}
@@ -213,7 +213,7 @@ def test_only_the_layer_after_a_frozen_encoder_is_in_the_weights(t5: Path) -> No
     assert not any("encoder.encoder" in name for name, _ in model.named_parameters())
 
 
-def test_embeddings_are_kept_in_the_users_cache_unless_told_otherwise(
+def test_embeddings_are_cached_in_the_user_cache_by_default(
     t5: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def entries(folder: Path) -> int:
@@ -221,9 +221,9 @@ def test_embeddings_are_kept_in_the_users_cache_unless_told_otherwise(
 
     make("hf", t5).texts(TEXTS)
     assert entries(own_cache / "text") == 3
-    told = make("hf", t5)
-    told.cache_texts(tmp_path / "mine")
-    told.texts(TEXTS)
+    cond = make("hf", t5)
+    cond.cache_texts(tmp_path / "mine")
+    cond.texts(TEXTS)
     assert entries(tmp_path / "mine" / "text") == 3
     nowhere = make("hf", t5)
     nowhere.cache_texts(None)
@@ -244,8 +244,8 @@ def test_copies_of_a_model_share_the_frozen_encoder(t5: Path) -> None:
     assert twin.text_encoder.project.weight is not model.text_encoder.project.weight
 
 
-def test_an_encoder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="neither a folder nor in the local cache"):
+def test_a_missing_encoder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="neither a folder nor in the local Hugging Face cache"):
         MaskGit(**SMALL, text="hf:nobody/has-this")
 
 
@@ -253,7 +253,7 @@ def test_an_encoder_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["byte", "", "hf:", "hf: ", "t5", "None"])
-def test_a_text_that_is_no_choice_names_the_choices(text: str) -> None:
+def test_an_unknown_text_encoder_names_the_choices(text: str) -> None:
     with pytest.raises(
         UsageError, match=r"text: choose bytes, words, classes, vectors, none, or hf:PATH_OR_NAME \(got "
     ):
@@ -264,42 +264,42 @@ def test_a_text_that_is_no_choice_names_the_choices(text: str) -> None:
     ("keys", "message"),
     [
         ({"text": "classes", "classes": []}, "name at least one class"),
-        ({"text": "classes", "classes": ["a", "b", "a"]}, "'a' is there twice"),
-        ({"classes": ["a"]}, "model.classes are for model.text=classes, not for model.text=bytes"),
-        ({"low_res_grid": (2, 2)}, "both or not at all"),
-        ({"low_res_num_codes": 8}, "both or not at all"),
+        ({"text": "classes", "classes": ["a", "b", "a"]}, "'a' is listed twice"),
+        ({"classes": ["a"]}, "model.classes needs model.text=classes, not model.text=bytes"),
+        ({"low_res_grid": (2, 2)}, "or neither"),
+        ({"low_res_num_codes": 8}, "or neither"),
         ({"low_res_grid": (2, 2), "low_res_num_codes": 1}, "low_res_num_codes: "),
-        ({"low_res_grid": (4,), "low_res_num_codes": 8}, "low_res_grid: rows and columns"),
-        ({"low_res_grid": (2, 0), "low_res_num_codes": 8}, "low_res_grid: rows and columns"),
-        ({"low_res_grid": (2, 2), "low_res_num_codes": 8, "grid": (2, 2, 2, 2)}, "not model.grid="),
+        ({"low_res_grid": (4,), "low_res_num_codes": 8}, "low_res_grid: give rows and columns"),
+        ({"low_res_grid": (2, 0), "low_res_num_codes": 8}, "low_res_grid: give rows and columns"),
+        ({"low_res_grid": (2, 2), "low_res_num_codes": 8, "grid": (2, 2, 2, 2)}, "needs a model.grid"),
     ],
 )
-def test_keys_that_cannot_be(keys: dict[str, Any], message: str) -> None:
+def test_invalid_keys_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         validate(MaskGitConfig, keys)
     assert message in str(caught.value)
 
 
-def test_embeddings_of_texts_come_from_outside() -> None:
+def test_precomputed_text_embeddings() -> None:
     config = MaskGitConfig(
         grid=(2, 2), num_codes=5, dim=16, depth=1, heads=2, text="vectors", vector_dim=6, text_dim=16
     )
     model = MaskGit(config)
     vectors, mask = torch.randn(2, 3, 6), torch.tensor([[True, True, False], [True, True, True]])
-    told = model.text_vectors(vectors, mask, torch.tensor([True, False]))
-    assert told["text_mask"].tolist() == [[True, True, False], [False] * 3]
+    cond = model.text_vectors(vectors, mask, torch.tensor([True, False]))
+    assert cond["text_mask"].tolist() == [[True, True, False], [False] * 3]
     tokens = torch.full((2, 4), model.mask_id)
-    # Neither padding nor a dropped row is seen, nor the scale of what somebody else made.
+    # Padding, dropped rows and the scale of the embeddings do not matter.
     other = vectors.clone()
     other[0, 2], other[1] = 9.0, 9.0
     for same in (other, 5 * vectors):
-        made = model(tokens, model.text_vectors(same, mask, torch.tensor([True, False])))
-        torch.testing.assert_close(made, model(tokens, told), atol=1e-5, rtol=1e-4)
+        result = model(tokens, model.text_vectors(same, mask, torch.tensor([True, False])))
+        torch.testing.assert_close(result, model(tokens, cond), atol=1e-5, rtol=1e-4)
     assert not model.texts(["", ""])["text_mask"].any()
-    with pytest.raises(UsageError, match="reads no text itself"):
+    with pytest.raises(UsageError, match="cannot encode texts"):
         model.texts(["a red circle"])
-    with pytest.raises(UsageError, match=r"for model\.text=vectors, not for model\.text=none"):
+    with pytest.raises(UsageError, match=r"need model\.text=vectors, not model\.text=none"):
         MaskGit(config.model_copy(update={"text": "none", "vector_dim": None})).text_vectors(vectors, mask)
     for keys in ({"text": "vectors"}, {"vector_dim": 6}):
-        with pytest.raises(UsageError, match="belong together"):
+        with pytest.raises(UsageError, match="must be set together"):
             MaskGit(grid=(2, 2), num_codes=5, **keys)

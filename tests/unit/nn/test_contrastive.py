@@ -17,14 +17,14 @@ def directions(rows: int, dim: int = 6, seed: int = 0) -> Tensor:
     return F.normalize(torch.randn(rows, dim, generator=generator, dtype=torch.float64), dim=-1)
 
 
-def test_softmax_is_the_cross_entropy_both_ways() -> None:
+def test_softmax_is_the_cross_entropy_in_both_directions() -> None:
     left, right, scale = directions(7), directions(7, seed=1), torch.tensor(5.0, dtype=torch.float64)
     scores, answers = scale * left @ right.T, torch.arange(7)
     expected = (F.cross_entropy(scores, answers) + F.cross_entropy(scores.T, answers)) / 2
     assert contrastive_loss("softmax", left, right, scale, NO_BIAS).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_decoupled_leaves_the_right_answer_out_of_the_sum() -> None:
+def test_decoupled_excludes_the_positive_from_the_denominator() -> None:
     left, right, scale = directions(5), directions(5, seed=1), torch.tensor(3.0, dtype=torch.float64)
     powers = (scale * left @ right.T).exp()
     wrong = powers - powers.diag().diag()
@@ -32,7 +32,7 @@ def test_decoupled_leaves_the_right_answer_out_of_the_sum() -> None:
     assert contrastive_loss("decoupled", left, right, scale, NO_BIAS).item() == pytest.approx(expected.item())
 
 
-def test_sigmoid_asks_of_every_pair_whether_it_is_one() -> None:
+def test_sigmoid_classifies_every_pair() -> None:
     left, right = directions(4), directions(4, seed=1)
     scale, bias = torch.tensor(3.0, dtype=torch.float64), torch.tensor(-2.0, dtype=torch.float64)
     yes = (scale * left @ right.T + bias).sigmoid()
@@ -52,12 +52,12 @@ def test_no_temperature_overflows(kind: ContrastiveKind, scale: float) -> None:
     assert left.grad.isfinite().all()
 
 
-def test_vectors_that_are_all_the_same_give_the_loss_of_guessing() -> None:
+def test_identical_vectors_give_the_loss_of_chance() -> None:
     same = F.normalize(torch.ones(9, 4), dim=-1)
     assert contrastive_loss("softmax", same, same, torch.tensor(10.0), NO_BIAS).item() == pytest.approx(math.log(9))
 
 
-def test_autocast_does_not_blunt_similarities() -> None:
+def test_similarities_ignore_autocast() -> None:
     left, right = directions(8).float(), directions(8, seed=1).float()
     with torch.autocast("cpu", torch.bfloat16):
         blunt, sharp = left @ right.T, similarities(left, right)

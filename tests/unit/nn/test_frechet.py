@@ -1,4 +1,4 @@
-"""The distance of two sets of vectors, against what it is known to be."""
+"""The Frechet distance, compared with known values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from quintet.nn.similarity import frechet_distance
 
 
-def test_of_a_set_and_itself_it_is_nothing() -> None:
+def test_the_distance_of_a_set_to_itself_is_zero() -> None:
     rows = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     assert frechet_distance(rows, rows) == pytest.approx(0, abs=1e-9)
 
 
-def test_of_independent_dimensions_it_is_the_sum_over_them() -> None:
-    # Four corners: means, deviations and no correlation, exactly.
+def test_the_distance_sums_over_independent_dimensions() -> None:
+    # Four corners: exact means and deviations, and no correlation.
     corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64) * 0.75**0.5
     ours = corners * torch.tensor([2.0, 3.0]) + torch.tensor([1.0, 0.0])
     theirs = corners * torch.tensor([5.0, 3.0]) + torch.tensor([0.0, 4.0])
@@ -22,7 +22,7 @@ def test_of_independent_dimensions_it_is_the_sum_over_them() -> None:
     assert frechet_distance(theirs, ours) == pytest.approx(frechet_distance(ours, theirs))
 
 
-def test_fewer_vectors_than_dimensions_have_one_too() -> None:
+def test_fewer_vectors_than_dimensions() -> None:
     generator = torch.Generator().manual_seed(0)
     near, far = (torch.randn(4, 16, generator=generator) + shift for shift in (0.0, 3.0))
     assert 0 < frechet_distance(near, near + 0.1) < frechet_distance(near, far)

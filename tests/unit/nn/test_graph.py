@@ -1,4 +1,4 @@
-"""Packed batches: nothing is lost, nothing of one item reaches another, and means are means."""
+"""Packed batches: round trips, independence of items, and means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rows() -> Packing:
     return packing(LENGTHS, torch.device("cpu"))
 
 
-def test_padding_and_gaps_come_and_go(rows: Packing) -> None:
+def test_padding_and_gaps_round_trip(rows: Packing) -> None:
     packed = torch.randn(8, 2)
     padded = rows.pad(packed, -7)
     assert padded.shape == (3, 4, 2)
@@ -35,22 +35,22 @@ def test_padding_and_gaps_come_and_go(rows: Packing) -> None:
     assert rows.starts.tolist() == [0, 3, 4]
 
 
-def test_whole_numbers_and_truths_are_padded_as_they_are(rows: Packing) -> None:
+def test_padding_keeps_integer_and_bool_dtypes(rows: Packing) -> None:
     assert rows.pad(torch.arange(8), -1).tolist() == [[0, 1, 2, -1], [3, -1, -1, -1], [4, 5, 6, 7]]
     assert torch.equal(rows.pad(torch.ones(8, dtype=torch.bool)), rows.mask)
 
 
-def test_means_are_those_of_a_loop() -> None:
-    values, places = torch.randn(20, 3, dtype=torch.float64), torch.randint(0, 6, (20,))
-    places[places == 4] = 5
-    means = means_at(values, places, 6)
-    for place in range(6):
-        own = values[places == place]
-        torch.testing.assert_close(means[place], own.mean(0) if len(own) else torch.zeros(3, dtype=torch.float64))
-    assert counts_at(places, 6).tolist() == [int((places == place).sum()) for place in range(6)]
+def test_means_equal_a_loop() -> None:
+    values, positions = torch.randn(20, 3, dtype=torch.float64), torch.randint(0, 6, (20,))
+    positions[positions == 4] = 5
+    means = means_at(values, positions, 6)
+    for position in range(6):
+        own = values[positions == position]
+        torch.testing.assert_close(means[position], own.mean(0) if len(own) else torch.zeros(3, dtype=torch.float64))
+    assert counts_at(positions, 6).tolist() == [int((positions == position).sum()) for position in range(6)]
 
 
-def test_sums_in_bf16_do_not_stop_growing() -> None:
+def test_sums_of_bf16_are_accurate() -> None:
     # In bf16 256 + 1 is 256.
     total = sums_at(torch.ones(1000, 1, dtype=torch.bfloat16), torch.zeros(1000, dtype=torch.int64), 1)
     assert total.item() == 1000
@@ -59,7 +59,7 @@ def test_sums_in_bf16_do_not_stop_growing() -> None:
     assert mean.item() == 1
 
 
-def test_a_graph_convolution_sees_its_neighbours_alone() -> None:
+def test_a_graph_convolution_depends_only_on_neighbours() -> None:
     layer = GraphConvolution(4, 5).double()
     nodes = torch.randn(5, 4, dtype=torch.float64)
     edges = torch.tensor([[0, 0, 1, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4]])
@@ -72,7 +72,7 @@ def test_a_graph_convolution_sees_its_neighbours_alone() -> None:
     assert (layer(moved, edges) != out).any(1).tolist() == [True, True, False, False, False]
 
 
-def test_a_row_convolution_is_a_convolution_of_each_item_alone(rows: Packing) -> None:
+def test_a_row_convolution_treats_items_independently(rows: Packing) -> None:
     layer = RowConvolution(3, 5).double()
     plain = nn.Conv1d(3, 5, 3, padding=1).double()
     with torch.no_grad():

@@ -9,21 +9,21 @@ from quintet.nn import kmeans
 from quintet.nn.kmeans import nearest
 
 
-def heaps(count: int = 12, each: int = 40) -> tuple[Tensor, Tensor]:
-    """Vectors around places on a grid, and the places."""
+def blobs(count: int = 12, each: int = 40) -> tuple[Tensor, Tensor]:
+    """Vectors around points of a grid, and the points."""
     generator = torch.Generator().manual_seed(0)
-    places = torch.cartesian_prod(torch.arange(4.0), torch.arange(3.0))[:count] * 10
-    return (places.repeat(each, 1) + torch.randn(count * each, 2, generator=generator) * 0.1), places
+    positions = torch.cartesian_prod(torch.arange(4.0), torch.arange(3.0))[:count] * 10
+    return (positions.repeat(each, 1) + torch.randn(count * each, 2, generator=generator) * 0.1), positions
 
 
-def test_every_heap_gets_a_cluster() -> None:
-    """A start of random vectors would nearly always put two of twelve into one heap and never come out of it."""
-    vectors, places = heaps()
+def test_every_blob_gets_a_cluster() -> None:
+    """Random initial vectors would nearly always put two of twelve centres into one blob, and stay there."""
+    vectors, positions = blobs()
     for seed in range(5):
         found = kmeans.fit(vectors, 12, seed)
-        assert sorted(nearest(found.centres, places).tolist()) == list(range(12))
+        assert sorted(nearest(found.centres, positions).tolist()) == list(range(12))
         assert found.explained > 0.999
-        assert found.rounds < kmeans.ROUNDS
+        assert found.rounds < kmeans.MAX_ITERATIONS
 
 
 def test_the_same_seed_gives_the_same_centres() -> None:
@@ -42,23 +42,23 @@ def test_centres_are_the_means_of_their_vectors() -> None:
     assert found.explained == pytest.approx(float(1 - within / (vectors - vectors.mean(0)).square().sum()), abs=1e-5)
 
 
-def test_an_empty_cluster_starts_again_where_vectors_are_badly_served() -> None:
+def test_an_empty_cluster_restarts_at_a_distant_vector() -> None:
     vectors = torch.tensor([[0.0], [0.1], [0.2], [9.0]])
     centres = torch.tensor([[0.0], [500.0]])
     means = kmeans._refilled_means(vectors, nearest(vectors, centres), len(centres))
     assert means[1].item() == 9.0
 
 
-def test_as_many_clusters_as_vectors_and_more() -> None:
+def test_more_clusters_than_vectors_are_refused() -> None:
     vectors = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
     found = kmeans.fit(vectors, 9, 0)
     assert len(nearest(vectors, found.centres).unique()) == 9
     assert found.explained == pytest.approx(1)
-    with pytest.raises(UsageError, match="10 clusters cannot be found in 9 vectors"):
+    with pytest.raises(UsageError, match="cannot make 10 clusters of 9 vectors"):
         kmeans.fit(vectors, 10, 0)
 
 
-def test_vectors_that_are_all_the_same_make_finite_centres() -> None:
+def test_identical_vectors_give_finite_centres() -> None:
     found = kmeans.fit(torch.ones(20, 3), 4, 0)
     assert found.centres.isfinite().all()
     assert found.explained == 1

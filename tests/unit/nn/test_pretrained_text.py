@@ -1,4 +1,4 @@
-"""Frozen encoders of `transformers`, tiny and random, from a folder; their cache under damage, kills and company."""
+"""Tiny random text encoders of `transformers`, and their cache under damage, kills and concurrency."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def forbid_the_model(encoder: PretrainedText) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "whole t5", "bert"])
-def test_embeddings_are_the_models_own(kind: str, tmp_path: Path) -> None:
+def test_embeddings_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     folder = make_folder(tmp_path / "model", kind)
@@ -64,18 +64,18 @@ def test_embeddings_are_the_models_own(kind: str, tmp_path: Path) -> None:
     assert (vectors[~mask] == 0).all()
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     network = model.encoder if kind == "whole t5" else model
-    for text, row, there in zip(TEXTS, vectors, mask, strict=True):
+    for text, row, valid_mask in zip(TEXTS, vectors, mask, strict=True):
         if kind == "t5":  # its folder holds the encoder alone, which AutoModel does not read
             network = encoder._model
         tokens = tokenizer([text], return_tensors="pt")
         expected = network(input_ids=tokens.input_ids).last_hidden_state[0]
-        torch.testing.assert_close(row[there], expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(row[valid_mask], expected, rtol=1e-3, atol=1e-3)
     assert not any(parameter.requires_grad for parameter in encoder._model.parameters())
     assert not encoder._model.training
 
 
-def test_a_tokenizer_that_is_a_sentencepiece_file_alone(t5: Path, tmp_path: Path) -> None:
-    """As the folders of T5 1.1 have it."""
+def test_a_tokenizer_that_is_only_a_sentencepiece_file(t5: Path, tmp_path: Path) -> None:
+    """As in the folders of T5 1.1."""
     import sentencepiece
 
     sentences = iter(["a red circle", "a blue square left", "red square", "blue circle"] * 5)
@@ -94,16 +94,16 @@ def test_a_tokenizer_that_is_a_sentencepiece_file_alone(t5: Path, tmp_path: Path
     assert encoder._tokenizer("a red circle")["input_ids"] == [*pieces, 1]
 
 
-def test_a_text_does_not_depend_on_its_neighbours(t5: Path) -> None:
+def test_a_text_does_not_depend_on_the_batch(t5: Path) -> None:
     encoder = PretrainedText(str(t5), None, 32)
     together, mask = encoder.embed(TEXTS)
     for number, text in enumerate(TEXTS):
-        alone, own = encoder.embed([text])
-        torch.testing.assert_close(together[number][mask[number]], alone[0][own[0]], rtol=1e-3, atol=1e-3)
+        single, own = encoder.embed([text])
+        torch.testing.assert_close(together[number][mask[number]], single[0][own[0]], rtol=1e-3, atol=1e-3)
 
 
-def test_more_texts_than_a_batch_come_back_in_order(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.nn.pretrained_text._LARGEST_BATCH", 2)
+def test_several_batches_of_texts_keep_their_order(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.nn.pretrained_text._MAX_BATCH_SIZE", 2)
     texts = [f"{colour} {shape}" for colour in ("red", "blue", "a") for shape in ("circle", "square", "left")]
     encoder = PretrainedText(str(t5), None, 32)
     together, _ = encoder.embed(texts)
@@ -112,14 +112,14 @@ def test_more_texts_than_a_batch_come_back_in_order(t5: Path, monkeypatch: pytes
     assert len({tuple(row.flatten().tolist()) for row in together}) == 9
 
 
-def test_embeddings_may_stand_in_a_graph(t5: Path) -> None:
+def test_embeddings_can_be_used_in_an_autograd_graph(t5: Path) -> None:
     vectors, _ = PretrainedText(str(t5), None, 32).embed(["a red circle"])
     layer = torch.nn.Linear(16, 4)
     layer(vectors).sum().backward()
     assert layer.weight.grad is not None
 
 
-def test_no_texts_and_texts_that_are_no_unicode(t5: Path, tmp_path: Path) -> None:
+def test_no_texts_and_invalid_unicode(t5: Path, tmp_path: Path) -> None:
     encoder = PretrainedText(str(t5), tmp_path, 32)
     vectors, mask = encoder.embed([])
     assert (vectors.shape, mask.shape) == ((0, 8, 16), (0, 8))
@@ -128,34 +128,34 @@ def test_no_texts_and_texts_that_are_no_unicode(t5: Path, tmp_path: Path) -> Non
     assert encoder.hits == 1
 
 
-def test_long_texts_are_cut_and_reported_once(t5: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    encoder = PretrainedText(str(t5), tmp_path, 4, notice=told.append)
+def test_long_texts_are_truncated_with_one_warning(t5: Path, tmp_path: Path) -> None:
+    cond: list[str] = []
+    encoder = PretrainedText(str(t5), tmp_path, 4, notice=cond.append)
     assert encoder.embed(["a red circle"])[1].sum() == 4
-    assert told == []
+    assert cond == []
     vectors, mask = encoder.embed(["a red circle left", "a blue square left a"])
     assert (vectors.shape, mask.sum().item()) == ((2, 4, 16), 8)
     encoder.embed(["blue " * 9])
-    assert len(told) == 1
-    assert "max_length is 4 tokens" in told[0]
+    assert len(cond) == 1
+    assert "max_length is 4 tokens" in cond[0]
     again: list[str] = []
     PretrainedText(str(t5), tmp_path, 4, notice=again.append).embed(["a red circle left"])
-    assert again == told, "also where the cache knew the text"
+    assert again == cond, "also where the cache knew the text"
     with pytest.warns(UserWarning, match="max_length is 4 tokens"):
         PretrainedText(str(t5), None, 4).embed(["blue " * 9])
 
 
-def test_the_models_own_limit_holds_too(tmp_path: Path) -> None:
-    told: list[str] = []
-    encoder = PretrainedText(str(make_folder(tmp_path / "m")), None, 1000, notice=told.append)
+def test_the_limit_of_the_model_holds_too(tmp_path: Path) -> None:
+    cond: list[str] = []
+    encoder = PretrainedText(str(make_folder(tmp_path / "m")), None, 1000, notice=cond.append)
     assert encoder.embed(["red " * 100])[1].sum() == 64
-    assert "limit of its own" in told[0]
+    assert "lower limit" in cond[0]
 
 
 # --- the cache ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_cached_needs_no_model(t5: Path, tmp_path: Path) -> None:
+def test_cached_texts_need_no_model(t5: Path, tmp_path: Path) -> None:
     first = PretrainedText(str(t5), tmp_path, 32)
     fresh = first.embed(TEXTS)
     assert (first.hits, first.misses) == (0, 4)
@@ -171,7 +171,7 @@ def test_what_is_cached_needs_no_model(t5: Path, tmp_path: Path) -> None:
         second.embed(["left"])
 
 
-def test_another_model_tokenizer_or_length_is_another_cache(t5: Path, tmp_path: Path) -> None:
+def test_model_tokenizer_and_length_are_part_of_the_cache_key(t5: Path, tmp_path: Path) -> None:
     def cache_of(folder: Path, length: int = 32) -> Path | None:
         return PretrainedText(str(folder), tmp_path / "cache", length).cache
 
@@ -213,20 +213,20 @@ def test_a_damaged_entry_is_computed_again(how: str, t5: Path, tmp_path: Path) -
 
 
 def test_every_flipped_bit_is_harmless(t5: Path, tmp_path: Path) -> None:
-    """Wherever it is: the entry is refused, or says the same."""
+    """A damaged entry is refused, or has the same content."""
     encoder = PretrainedText(str(t5), tmp_path, 32)
     sound = encoder.embed(["blue"])[0]
     (entry,) = entries(tmp_path)
     raw = entry.read_bytes()
-    for place in range(len(raw)):
+    for position in range(len(raw)):
         flipped = bytearray(raw)
-        flipped[place] ^= 1 << place % 8
+        flipped[position] ^= 1 << position % 8
         entry.write_bytes(flipped)
         read = encoder._read("blue")
-        assert read is None or torch.equal(read.vectors.float(), sound[0, :2]), place
+        assert read is None or torch.equal(read.vectors.float(), sound[0, :2]), position
 
 
-def test_an_entry_of_another_text_in_its_place_is_refused(t5: Path, tmp_path: Path) -> None:
+def test_an_entry_of_another_text_is_refused(t5: Path, tmp_path: Path) -> None:
     encoder = PretrainedText(str(t5), tmp_path, 32)
     blue, red = encoder.embed(["blue"])[0], encoder.embed(["red"])[0]
     one, two = encoder._path("blue"), encoder._path("red")
@@ -257,7 +257,7 @@ encoder.embed(["red", "blue"])
 """
 
 
-def test_a_kill_in_the_middle_of_writing_leaves_whole_entries_alone(t5: Path, tmp_path: Path) -> None:
+def test_a_kill_during_writing_leaves_only_complete_entries(t5: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(t5), str(tmp_path)], check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert len(entries(tmp_path)) == 1
@@ -301,13 +301,13 @@ def test_two_processes_at_once(t5: Path, tmp_path: Path) -> None:
     assert encoder.hits == 36
 
 
-def test_a_cache_that_cannot_be_written_is_named(t5: Path, tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_named(t5: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a file where a folder should be")
-    with pytest.raises(RunError, match=rf"cache of text embeddings {tmp_path}"):
+    with pytest.raises(RunError, match=rf"text embedding cache {tmp_path}"):
         PretrainedText(str(t5), tmp_path, 32).embed(["red"])
 
 
-def test_large_values_are_kept_in_single_precision(t5: Path, tmp_path: Path) -> None:
+def test_large_values_are_stored_in_fp32(t5: Path, tmp_path: Path) -> None:
     encoder = PretrainedText(str(t5), tmp_path, 32)
     encoder._model.get_parameter("encoder.final_layer_norm.weight").mul_(1e6)
     fresh = encoder.embed(["red"])[0]
@@ -316,10 +316,10 @@ def test_large_values_are_kept_in_single_precision(t5: Path, tmp_path: Path) -> 
     assert encoder.hits == 1
 
 
-def test_a_model_of_nonsense_is_not_cached(t5: Path, tmp_path: Path) -> None:
+def test_non_finite_embeddings_are_not_cached(t5: Path, tmp_path: Path) -> None:
     encoder = PretrainedText(str(t5), tmp_path, 32)
     encoder._model.get_parameter("encoder.final_layer_norm.weight").fill_(torch.nan)
-    with pytest.raises(RunError, match="non-finite embeddings, of 'red'"):
+    with pytest.raises(RunError, match="non-finite embeddings for 'red'"):
         encoder.embed(["red"])
     assert entries(tmp_path) == []
 
@@ -328,36 +328,34 @@ def test_a_model_of_nonsense_is_not_cached(t5: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["google/t5-none", "no-such-model"])
-def test_a_name_that_is_not_here_says_how_to_fetch_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_model_says_how_to_download_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UsageError, match=f"hf download {name}"):
         PretrainedText(f"hf:{name}", None, 32)
 
 
-def test_a_folder_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match="there is no folder /no/such/folder"):
+def test_a_missing_folder_is_refused() -> None:
+    with pytest.raises(UsageError, match="/no/such/folder is neither a folder"):
         PretrainedText("hf:/no/such/folder", None, 32)
 
 
-def test_a_name_in_the_hubs_cache_is_found(t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_in_the_hugging_face_cache_is_found(t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     revision = "0123456789abcdef0123456789abcdef01234567"
-    kept = tmp_path / "models--someone--tiny"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text(revision)
-    (kept / "snapshots").mkdir()
-    (kept / "snapshots" / revision).symlink_to(t5)
+    retained = tmp_path / "models--someone--tiny"
+    (retained / "refs").mkdir(parents=True)
+    (retained / "refs" / "main").write_text(revision)
+    (retained / "snapshots").mkdir()
+    (retained / "snapshots" / revision).symlink_to(t5)
     encoder = PretrainedText("hf:someone/tiny", None, 32)
     assert encoder.embed(["red"])[0].equal(PretrainedText(str(t5), None, 32).embed(["red"])[0])
 
 
-def test_a_folder_of_something_else(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a text encoder"):
         PretrainedText(str(tmp_path), None, 32)
     (tmp_path / "config.json").write_text('{"model_type": "vit", "hidden_size": 8}')
-    with pytest.raises(UsageError, match="no weights as safetensors"):
+    with pytest.raises(UsageError, match="no safetensors weights"):
         PretrainedText(str(tmp_path), tmp_path / "cache", 32)
 
 
@@ -368,8 +366,8 @@ def test_pickled_weights_are_refused(t5: Path, tmp_path: Path) -> None:
         PretrainedText(str(folder), None, 32)
 
 
-def test_weights_that_are_not_all_there_are_refused(tmp_path: Path) -> None:
-    """The library would make up the rest at random."""
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
+    """The library would initialise them randomly."""
     from safetensors.torch import load_file, save_file
 
     folder = make_folder(tmp_path / "model")
@@ -380,21 +378,21 @@ def test_weights_that_are_not_all_there_are_refused(tmp_path: Path) -> None:
         PretrainedText(str(folder), None, 32).embed(["red"])
 
 
-def test_damaged_weights_are_one_sentence(tmp_path: Path) -> None:
+def test_damaged_weights_give_a_one_line_error(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(UsageError, match="not a text encoder"):
         PretrainedText(str(folder), None, 32).embed(["red"])
 
 
-def test_without_the_package_it_says_what_to_install(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_says_what_to_install(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     for reference in (str(t5), "google/t5-v1_1-base"):
         with pytest.raises(UsageError, match=r"pip install 'quintet\[hf\]'"):
             PretrainedText(f"hf:{reference}", None, 32)
 
 
-def test_the_package_waits_until_it_is_needed() -> None:
+def test_transformers_is_imported_on_demand() -> None:
     code = "import sys, quintet.nn.pretrained_text; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"

@@ -36,7 +36,7 @@ def test_equals_the_library(sizes: tuple[int, ...], projected: bool) -> None:
 
 
 @GRIDS
-def test_every_code_is_reached_and_returns(sizes: tuple[int, ...]) -> None:
+def test_every_code_is_reached_and_round_trips(sizes: tuple[int, ...]) -> None:
     quantizer = FiniteScalarQuantizer(len(sizes), sizes)
     codes = torch.arange(quantizer.num_codes)
     values = quantizer.look_up(codes)

@@ -1,4 +1,4 @@
-"""What every quantizer promises, of every kind, single and residual."""
+"""Common properties of all quantizers, single and residual."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.nn.quantize import (
     LookupFreeQuantizer,
-    PartedQuantizer,
+    ProductQuantizer,
     Quantizer,
     ResidualQuantizer,
     VectorQuantizer,
@@ -29,14 +29,14 @@ CASES: dict[str, dict[str, Any]] = {
     "vq-residual": {"kind": "vq", "num_codes": 32, "levels": 3},
     "vq-residual-small": {"kind": "vq", "num_codes": 32, "levels": 3, "code_dim": 4},
     "vq-shared": {"kind": "vq", "num_codes": 32, "levels": 3, "shared": True},
-    "vq-parted": {"kind": "vq", "num_codes": 32, "levels": (2, 1)},
+    "vq-product": {"kind": "vq", "num_codes": 32, "levels": (2, 1)},
     "lfq": {"kind": "lfq", "num_codes": 256},
     "lfq-no-projection": {"kind": "lfq", "num_codes": 2**DIM},
     "lfq-residual": {"kind": "lfq", "num_codes": 32, "levels": 3},
-    "lfq-parted": {"kind": "lfq", "num_codes": 32, "levels": (1, 2)},
+    "lfq-product": {"kind": "lfq", "num_codes": 32, "levels": (1, 2)},
     "fsq": {"kind": "fsq", "num_codes": 256},
     "fsq-residual": {"kind": "fsq", "num_codes": 256, "levels": 3},
-    "fsq-parted": {"kind": "fsq", "num_codes": 256, "levels": (1, 2)},
+    "fsq-product": {"kind": "fsq", "num_codes": 256, "levels": (1, 2)},
 }
 ALL = pytest.mark.parametrize("case", CASES)
 
@@ -51,7 +51,7 @@ def batch(items: int = 4, positions: int = 20, dtype: torch.dtype = torch.float3
 
 
 def gradients(quantizer: Quantizer, x: Tensor, mask: Tensor | None = None, autocast: bool = False) -> dict[str, Tensor]:
-    """Of a loss that asks for the auxiliary loss and for each vector, by name; the input's is `x`."""
+    """Gradients by name of a loss over the auxiliary loss and all vectors; that of the input is `x`."""
     quantizer.zero_grad()
     x = x.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -74,7 +74,7 @@ def test_shapes_and_types(case: str) -> None:
     quantizer, x = build(case), batch()
     result = quantizer(x)
     levels = CASES[case].get("levels", 1)
-    has_levels = isinstance(quantizer, ResidualQuantizer | PartedQuantizer)
+    has_levels = isinstance(quantizer, ResidualQuantizer | ProductQuantizer)
     assert quantizer.levels == (sum(levels) if isinstance(levels, tuple) else levels)
     assert result.vectors.shape == x.shape
     assert result.vectors.dtype == x.dtype
@@ -107,7 +107,7 @@ def test_forward_changes_no_state(case: str, training: bool) -> None:
 
 
 @ALL
-def test_codes_give_the_vectors_back_exactly(case: str) -> None:
+def test_codes_decode_to_exactly_the_same_vectors(case: str) -> None:
     quantizer = build(case)
     mask = torch.rand(4, 20, generator=torch.Generator().manual_seed(2)) < 0.7
     for chosen in (None, mask):
@@ -137,7 +137,7 @@ def test_padding_changes_nothing(case: str) -> None:
 
 
 @ALL
-def test_mask_equals_leaving_the_padding_out(case: str) -> None:
+def test_a_mask_equals_removing_the_padding(case: str) -> None:
     quantizer, x = build(case, torch.float64), batch(dtype=torch.float64)
     mask = (torch.arange(20) < 13).expand(4, -1)
     masked, short = quantizer(x, mask, return_candidates=True), quantizer(x[:, :13], return_candidates=True)
@@ -222,8 +222,8 @@ def test_bfloat16_input_under_autocast(case: str) -> None:
 
 
 @ALL
-def test_nan_is_passed_on_and_not_raised(case: str) -> None:
-    """The trainer skips such a step by what it sees, so the quantizer must neither raise nor hide it."""
+def test_nan_is_propagated_and_not_raised(case: str) -> None:
+    """The trainer skips such a step, so the quantizer must neither raise nor hide the NaN."""
     quantizer, x = build(case), batch()
     x[1, 3, :] = torch.nan
     result = quantizer(x, return_candidates=True)
@@ -234,22 +234,22 @@ def test_nan_is_passed_on_and_not_raised(case: str) -> None:
 @ALL
 def test_state_round_trips(case: str) -> None:
     quantizer, other = build(case), make_quantizer(dim=DIM, **CASES[case])
-    quantizer.initialise(batch().flatten(0, 1), seed=1)
+    quantizer.init_from_data(batch().flatten(0, 1), seed=1)
     quantizer.update(quantizer(batch(), return_candidates=True).statistics, seed=2)
     other.load_state_dict(quantizer.state_dict())
     assert torch.equal(quantizer(batch()).vectors, other(batch()).vectors)
 
 
 @ALL
-def test_initialise_ignores_bad_vectors(case: str) -> None:
+def test_init_from_data_ignores_non_finite_vectors(case: str) -> None:
     quantizer, clean = build(case), build(case)
     vectors = batch().flatten(0, 1)
     spoilt = torch.cat([vectors, torch.full((1, DIM), torch.nan)])
-    quantizer.initialise(spoilt, seed=1)
-    clean.initialise(vectors, seed=1)
+    quantizer.init_from_data(spoilt, seed=1)
+    clean.init_from_data(vectors, seed=1)
     assert all(torch.equal(value, clean.state_dict()[name]) for name, value in quantizer.state_dict().items())
-    with pytest.raises(UsageError, match="no finite vectors"):
-        quantizer.initialise(spoilt[-1:], seed=1)
+    with pytest.raises(UsageError, match="without finite vectors"):
+        quantizer.init_from_data(spoilt[-1:], seed=1)
 
 
 @pytest.mark.parametrize("case", ["vq-residual", "lfq", "fsq"])
@@ -260,7 +260,7 @@ def test_compiles_as_one_graph(case: str) -> None:
 
 
 @ALL
-def test_deterministic_algorithms_are_enough(case: str) -> None:
+def test_deterministic_algorithms_are_supported(case: str) -> None:
     quantizer, x = build(case), batch()
     mask = torch.arange(20) < torch.tensor([20, 13, 1, 0])[:, None]
     torch.use_deterministic_algorithms(True)
@@ -310,13 +310,13 @@ def test_usage_and_perplexity() -> None:
         ({"kind": "fsq", "num_codes": 1, "level_sizes": []}, "at least 3"),
     ],
 )
-def test_impossible_requests(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
         make_quantizer(dim=DIM, **arguments)
     assert "\n" not in str(error.value)
 
 
-def test_impossible_residual_quantizers() -> None:
+def test_invalid_residual_quantizers_are_refused() -> None:
     with pytest.raises(UsageError, match="share"):
         ResidualQuantizer(4, 2, lambda level: LookupFreeQuantizer(4, 16, depth=level), shared=True)
     with pytest.raises(UsageError, match="projection"):
@@ -331,10 +331,10 @@ def test_wrong_shapes_are_refused() -> None:
             build("fsq")(torch.zeros(shape))
 
 
-def test_the_first_levels_are_about_the_first_part_alone() -> None:
-    quantizer, x = build("vq-parted"), batch()
+def test_the_first_levels_encode_only_the_first_part() -> None:
+    quantizer, x = build("vq-product"), batch()
     half = DIM // 2
-    quantizer.initialise(x.flatten(0, 1), 0)
+    quantizer.init_from_data(x.flatten(0, 1), 0)
     other = torch.cat([x[..., :half], -x[..., half:]], -1)
     codes, of_other = quantizer.encode(x), quantizer.encode(other)
     assert torch.equal(codes[..., :2], of_other[..., :2])
@@ -345,20 +345,20 @@ def test_the_first_levels_are_about_the_first_part_alone() -> None:
 
 
 def test_active_levels_count_over_the_parts() -> None:
-    quantizer, x = build("vq-parted"), batch(items=4)
-    assert isinstance(quantizer, PartedQuantizer)
+    quantizer, x = build("vq-product"), batch(items=4)
+    assert isinstance(quantizer, ProductQuantizer)
     result = quantizer(x, active_levels=torch.tensor([1, 2, 3, 3]))
     assert ((result.codes >= 0).sum(-1) == torch.tensor([1, 2, 3, 3])[:, None]).all()
     assert torch.equal(quantizer.codes_to_vectors(result.codes), result.vectors)
 
 
-def test_parts_are_equal() -> None:
-    with pytest.raises(UsageError, match="no 5 equal parts"):
+def test_parts_must_be_equal() -> None:
+    with pytest.raises(UsageError, match="into 5 equal parts"):
         make_quantizer("vq", DIM, 32, levels=(1, 1, 1, 1, 1))
 
 
-@pytest.mark.parametrize("case", ["vq-residual", "lfq-residual", "vq-parted", "fsq-parted"])
-def test_the_first_levels_alone_are_the_same(case: str) -> None:
+@pytest.mark.parametrize("case", ["vq-residual", "lfq-residual", "vq-product", "fsq-product"])
+def test_encoding_some_levels_gives_the_first_levels(case: str) -> None:
     quantizer, x = build(case), batch()
     mask = torch.ones(x.shape[:2], dtype=torch.bool)
     mask[1, 7:] = False

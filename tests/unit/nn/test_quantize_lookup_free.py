@@ -69,7 +69,7 @@ def test_equals_the_library(dim: int, spread: float) -> None:
     vectors, codes, loss = library(right)
     assert torch.equal(result.codes, codes.long())
     torch.testing.assert_close(result.vectors, vectors)
-    # The library takes the logarithm of nothing smaller than 1e-5.
+    # The library clamps probabilities to 1e-5 before the logarithm.
     torch.testing.assert_close(result.loss, loss, rtol=1e-3, atol=1e-4)
     (gradient,) = torch.autograd.grad(result.loss, left, retain_graph=True)
     (expected,) = torch.autograd.grad(loss, right, retain_graph=True)
@@ -79,7 +79,7 @@ def test_equals_the_library(dim: int, spread: float) -> None:
     )
 
 
-def test_sure_vectors_have_no_infinite_gradient() -> None:
+def test_certain_vectors_have_no_infinite_gradient() -> None:
     quantizer = LookupFreeQuantizer(4, 16)
     x = (torch.randn(1, 3, 4) * 1000).requires_grad_()
     quantizer(x).loss.backward()
@@ -97,7 +97,7 @@ def test_many_codes_need_little_memory() -> None:
 
 
 def test_diversity_brings_codes_into_use() -> None:
-    """Vectors that all begin with the same code spread out under the loss alone."""
+    """Vectors that all start with the same code spread out under this loss."""
     torch.manual_seed(0)
     quantizer = LookupFreeQuantizer(6, 64)
     x = (torch.randn(1, 256, 6) * 0.002 + 0.006).requires_grad_()

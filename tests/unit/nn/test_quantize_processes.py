@@ -34,13 +34,13 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def step(case: str, masked: bool, rank: int, world: int) -> dict[str, Tensor]:
-    """One step on this rank's share: what DDP would make of the gradients, and the new state."""
+    """One step on the data of this rank: gradients as averaged by DDP, and the new state."""
     quantizer = build(case)
     x, mask = batch()
-    share = slice(rank * 4 // world, (rank + 1) * 4 // world)
-    quantizer.initialise(x.flatten(0, 1), seed=1)
+    fraction = slice(rank * 4 // world, (rank + 1) * 4 // world)
+    quantizer.init_from_data(x.flatten(0, 1), seed=1)
     encoder = torch.eye(6, dtype=torch.float64, requires_grad=True)
-    result = quantizer(x[share] @ encoder, mask[share] if masked else None, return_candidates=True)
+    result = quantizer(x[fraction] @ encoder, mask[fraction] if masked else None, return_candidates=True)
     result.loss.backward()
     assert encoder.grad is not None
     found = {"loss": result.loss.detach().clone(), "gradient": encoder.grad}

@@ -142,7 +142,7 @@ def test_items_use_only_their_active_levels() -> None:
 
 def test_coarse_codes_can_be_decoded() -> None:
     ours = residual_vq()
-    ours.initialise(torch.randn(1000, 16), seed=0)
+    ours.init_from_data(torch.randn(1000, 16), seed=0)
     x = torch.randn(2, 50, 16)
     codes = ours(x).codes
     errors = [(ours.codes_to_vectors(codes[..., :n]) - x).square().mean().item() for n in (1, 2, 3, 4)]
@@ -155,11 +155,11 @@ def distortion(quantizer: ResidualQuantizer, vectors: Tensor) -> float:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_kmeans_start_beats_a_random_one(shared: bool) -> None:
+def test_kmeans_initialisation_beats_a_random_one(shared: bool) -> None:
     vectors = torch.randn(2000, 16) * 3
     quantizer = residual_vq(shared=shared)
     random = distortion(quantizer, vectors)
-    quantizer.initialise(vectors, seed=0)
+    quantizer.init_from_data(vectors, seed=0)
     assert distortion(quantizer, vectors) < 0.5 * random
 
 
@@ -176,17 +176,17 @@ def test_a_shared_codebook_learns_from_all_levels() -> None:
 
 @pytest.mark.parametrize("sizes", [(8, 6, 5), (3, 4), (7, 5, 5)])
 def test_each_fsq_level_refines_the_grid(sizes: tuple[int, ...]) -> None:
-    """After level k every number is within half a step of the k-th grid: no residual is out of its reach."""
+    """After level k every number is within half a step of the k-th grid, so later levels reach all residuals."""
     torch.manual_seed(0)
     quantizer = make_quantizer("fsq", len(sizes), math.prod(sizes), levels=4, level_sizes=sizes).double()
     x = torch.randn(1, 5000, len(sizes), dtype=torch.float64) * 2
-    bounded = quantizer.enter(x, None)
+    bounded = quantizer.to_latents(x, None)
     result = quantizer(x)
     widths = torch.tensor([size // 2 for size in sizes], dtype=torch.float64)
     scales = torch.tensor([size - 1.0 for size in sizes], dtype=torch.float64)
     for levels in range(1, 5):
         error = (quantizer.codes_to_vectors(result.codes[..., :levels]) - bounded).abs()
-        # The bounded numbers reach a thousandth beyond the first grid.
+        # Bounded values extend a thousandth beyond the first grid.
         limit = 0.5 / widths * scales ** (1.0 - levels) + 1e-3 * scales / 2 / widths
         assert (error <= limit).all()
         inside = error.quantile(0.9, dim=1)

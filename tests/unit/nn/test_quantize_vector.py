@@ -1,4 +1,4 @@
-"""VQ against vector-quantize-pytorch, and what its codebook does over time."""
+"""VQ against vector-quantize-pytorch, and the development of its codebook."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vector_quantize_pytorch import VectorQuantize
 from quintet.common.statistics import Statistics
 from quintet.nn import kmeans
 from quintet.nn.quantize import VectorQuantizer
-from quintet.nn.quantize.vector import spread_rows
+from quintet.nn.quantize.vector import select_candidates
 
 
 def pair(cosine: bool, code_dim: int) -> tuple[VectorQuantizer, VectorQuantize]:
@@ -80,16 +80,16 @@ def test_nearest_in_parts_equals_distances(monkeypatch: pytest.MonkeyPatch) -> N
     expected = torch.cdist(vectors, codebook).argmin(-1)
     assert torch.equal(kmeans.nearest(vectors, codebook), expected)
     for limit in (1, 33 * 7):
-        monkeypatch.setattr(kmeans, "SCORES_AT_ONCE", limit)
+        monkeypatch.setattr(kmeans, "MAX_SCORES", limit)
         assert torch.equal(kmeans.nearest(vectors, codebook), expected)
 
 
-def test_rows_are_spread_over_the_valid_positions() -> None:
+def test_candidates_are_spread_over_the_valid_positions() -> None:
     latents = torch.arange(3 * 64, dtype=torch.float32).view(3, 64, 1)
     mask = torch.ones(3, 64, dtype=torch.bool)
     mask[1, ::2] = False
     mask[2, 5:] = False
-    rows, real = spread_rows(latents, mask)
+    rows, real = select_candidates(latents, mask)
     rows, real = rows.view(3, -1), real.view(3, -1)
     assert rows[0].tolist() == list(range(0, 64, 4))
     assert rows[1].tolist() == [64 + 1 + 4 * row for row in range(16)]
@@ -98,7 +98,7 @@ def test_rows_are_spread_over_the_valid_positions() -> None:
 
 
 def dying(num_codes: int = 8) -> tuple[VectorQuantizer, list[int]]:
-    """A quantizer of which some codes are just alive and some just dead."""
+    """A quantizer with some codes just above and some just below the limit of dead codes."""
     torch.manual_seed(0)
     quantizer = VectorQuantizer(4, num_codes, decay=0.5, revive_below=0.1)
     dead = [1, 4, 6]
@@ -107,8 +107,8 @@ def dying(num_codes: int = 8) -> tuple[VectorQuantizer, list[int]]:
     return quantizer, dead
 
 
-def report_of(quantizer: VectorQuantizer, rows: Tensor) -> Statistics:
-    """Every living code is used once; the rows are offered."""
+def statistics_of(quantizer: VectorQuantizer, rows: Tensor) -> Statistics:
+    """Every living code is used once; `rows` are the candidates."""
     count = (quantizer.cluster_size > 0.5).long()
     sums = {"count": count, "vectors": quantizer.codebook * count[:, None]}
     return Statistics(sums, {"vectors": rows, "real": torch.ones(len(rows), dtype=torch.uint8)})
@@ -119,7 +119,7 @@ def test_revival_replaces_exactly_the_dead_codes() -> None:
     living = [code for code in range(8) if code not in dead]
     rows = torch.randn(10, 4) + 100
     before = quantizer.codebook.clone()
-    quantizer.update(report_of(quantizer, rows), seed=5)
+    quantizer.update(statistics_of(quantizer, rows), seed=5)
     torch.testing.assert_close(quantizer.codebook[living], before[living], rtol=1e-4, atol=1e-5)
     revived = quantizer.codebook[dead]
     assert all((rows == code).all(-1).any() for code in revived)
@@ -128,13 +128,13 @@ def test_revival_replaces_exactly_the_dead_codes() -> None:
     torch.testing.assert_close(quantizer.vector_sums[dead], revived * 0.2)
 
 
-def test_revival_depends_on_the_seed_alone() -> None:
+def test_revival_depends_only_on_the_seed() -> None:
     rows = torch.randn(10, 4)
     results = []
     for seed in (5, 5, 6):
         quantizer, _ = dying()
         torch.manual_seed(len(results))
-        quantizer.update(report_of(quantizer, rows), seed=seed)
+        quantizer.update(statistics_of(quantizer, rows), seed=seed)
         results.append(quantizer.codebook)
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
@@ -143,16 +143,16 @@ def test_revival_depends_on_the_seed_alone() -> None:
 def test_revival_with_few_or_no_candidates() -> None:
     for offered in (0, 2):
         quantizer, dead = dying()
-        report = report_of(quantizer, torch.full((3, 4), 50.0))
+        report = statistics_of(quantizer, torch.full((3, 4), 50.0))
         report.rows["real"] = (torch.arange(3) < offered).to(torch.uint8)
         quantizer.update(report, seed=0)
         assert (quantizer.codebook[dead] == 50).all(-1).sum() == offered
         assert quantizer.codebook.isfinite().all()
 
 
-def test_no_revival_without_rows_or_when_off() -> None:
+def test_no_revival_without_candidates_or_when_disabled() -> None:
     quantizer, dead = dying()
-    report = report_of(quantizer, torch.full((3, 4), 50.0))
+    report = statistics_of(quantizer, torch.full((3, 4), 50.0))
     quantizer.update(Statistics(report.sums), seed=0)
     assert not (quantizer.codebook[dead] == 50).any()
     quantizer.revive_below = 0
@@ -160,7 +160,7 @@ def test_no_revival_without_rows_or_when_off() -> None:
     assert not (quantizer.codebook[dead] == 50).any()
 
 
-def test_update_without_a_report_changes_nothing() -> None:
+def test_update_without_statistics_changes_nothing() -> None:
     quantizer, _ = dying()
     before = quantizer.codebook.clone()
     quantizer.update(Statistics(), seed=0)
@@ -171,40 +171,40 @@ def distortion(quantizer: VectorQuantizer, vectors: Tensor) -> float:
     return (quantizer(vectors[None]).vectors[0] - vectors).square().mean().item()
 
 
-def test_kmeans_start_beats_a_random_one() -> None:
+def test_kmeans_initialisation_beats_a_random_one() -> None:
     vectors = clustered(2000, 20, 8, seed=0)
     torch.manual_seed(0)
     quantizer = VectorQuantizer(8, 64)
     random = distortion(quantizer, vectors)
-    quantizer.initialise(vectors, seed=1)
+    quantizer.init_from_data(vectors, seed=1)
     started = distortion(quantizer, vectors)
     assert random > 1
     assert started < 0.02
     again = VectorQuantizer(8, 64)
-    again.initialise(vectors, seed=1)
+    again.init_from_data(vectors, seed=1)
     assert torch.equal(quantizer.codebook, again.codebook)
-    again.initialise(vectors, seed=2)
+    again.init_from_data(vectors, seed=2)
     assert not torch.equal(quantizer.codebook, again.codebook)
 
 
-def test_kmeans_beats_its_own_random_beginning() -> None:
+def test_kmeans_beats_its_random_initialisation() -> None:
     vectors = clustered(2000, 60, 8, seed=0)
     quantizer = VectorQuantizer(8, 64)
     quantizer.codebook.copy_(vectors[:64])
     random = distortion(quantizer, vectors)
-    quantizer.initialise(vectors, seed=1)
+    quantizer.init_from_data(vectors, seed=1)
     assert distortion(quantizer, vectors) < 0.6 * random
 
 
 def test_kmeans_with_fewer_vectors_than_codes() -> None:
     quantizer = VectorQuantizer(4, 16)
     vectors = torch.randn(3, 4)
-    quantizer.initialise(vectors, seed=0)
+    quantizer.init_from_data(vectors, seed=0)
     torch.testing.assert_close(quantizer(vectors[None]).vectors[0], vectors)
 
 
 def test_a_collapsed_codebook_recovers() -> None:
-    """Far from the data one code takes everything; revival brings the others back into use."""
+    """Far from the data one code gets all vectors; revival brings the others back into use."""
     torch.manual_seed(0)
     vectors = clustered(512, 16, 8, seed=0).view(8, 64, 8) + 10
     quantizer = VectorQuantizer(8, 16, decay=0.8, revive_below=0.5)

@@ -1,4 +1,4 @@
-"""The transformer against a naive one that loops over items, heads and queries, in fp64; and what masks promise."""
+"""The transformer against a naive one that loops over items, heads and queries, in fp64; masks; the KV cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.attention import SHORT_ROW, Attention, attention_mask
+from quintet.nn.attention import MAX_BF16_LENGTH, Attention, attention_mask
 from quintet.nn.positions import LearnedPositions, Rotary, apply_rotary
 from quintet.nn.transformer import Block, FeedForward, Transformer
 from quintet.training.engine import _recompute_activations
@@ -27,7 +27,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def make(**options: Any) -> Transformer:
-    """Small, in fp64, with no weight left at a value that would hide its absence."""
+    """Small, in fp64, without weights at initial values such as 0 or 1 that could hide an error."""
     torch.manual_seed(0)
     model = Transformer(DIM, 2, HEADS, HEAD_DIM, **options).double()
     for parameter in model.parameters():
@@ -45,20 +45,24 @@ def naive_norm(x: Tensor, weight: Tensor | None, kind: str) -> Tensor:
     return normed if weight is None else normed * weight
 
 
-def naive_turn(vector: Tensor, place: tuple[int, ...], theta: float = 10_000.0) -> Tensor:
-    """Each plane as a complex number; the first axes get what does not divide."""
+def naive_rotary(vector: Tensor, position: tuple[int, ...], theta: float = 10_000.0) -> Tensor:
+    """Each plane as a complex number; the first axes get the remaining planes."""
     planes = len(vector) // 2
     angles = []
-    for axis, coordinate in enumerate(place):
-        share = planes // len(place) + (1 if axis < planes % len(place) else 0)
-        angles += [coordinate / theta ** (number / share) for number in range(share)]
+    for axis, coordinate in enumerate(position):
+        fraction = planes // len(position) + (1 if axis < planes % len(position) else 0)
+        angles += [coordinate / theta ** (number / fraction) for number in range(fraction)]
     numbers = torch.complex(vector[:planes], vector[planes:])
     turned = numbers * torch.polar(torch.ones(planes, dtype=torch.float64), torch.tensor(angles, dtype=torch.float64))
     return torch.cat([turned.real, turned.imag])
 
 
 def naive_attention(
-    attention: Attention, x: Tensor, context: Tensor | None, allowed: Tensor, places: list[tuple[int, ...]] | None
+    attention: Attention,
+    x: Tensor,
+    context: Tensor | None,
+    allowed: Tensor,
+    grid_positions: list[tuple[int, ...]] | None,
 ) -> Tensor:
     """One item: `x` is (n, dim), `allowed` (n, m)."""
     if context is None:
@@ -78,8 +82,8 @@ def naive_attention(
             scores = []
             for key in seen:
                 one, other = query, others[key]
-                if places is not None:
-                    one, other = naive_turn(one, places[number]), naive_turn(other, places[key])
+                if grid_positions is not None:
+                    one, other = naive_rotary(one, grid_positions[number]), naive_rotary(other, grid_positions[key])
                 scores.append((one * other).sum() / math.sqrt(HEAD_DIM))
             weights = torch.stack(scores).exp() / torch.stack(scores).exp().sum()
             rows.append(sum(weight * values[key, part] for weight, key in zip(weights, seen, strict=True)))
@@ -101,7 +105,7 @@ def naive_transformer(
     norm: str,
     grid: tuple[int, ...] | None,
 ) -> Tensor:
-    places = None if grid is None else list(product(*map(range, grid)))
+    grid_positions = None if grid is None else list(product(*map(range, grid)))
     items = []
     for number, item in enumerate(x):
         length = len(item)
@@ -114,12 +118,15 @@ def naive_transformer(
             own = torch.cat([model.nothing[None], given])
         if isinstance(model.positions, LearnedPositions):
             item = item + torch.stack(  # noqa: PLW2901
-                [sum(table[at] for table, at in zip(model.positions.tables, place, strict=True)) for place in places]  # type: ignore
+                [
+                    sum(table[at] for table, at in zip(model.positions.tables, position, strict=True))
+                    for position in grid_positions
+                ]  # type: ignore
             )
-        turns = places if isinstance(model.positions, Rotary) else None
+        rotary_positions = grid_positions if isinstance(model.positions, Rotary) else None
         for block in model.blocks:
             normed = naive_norm(item, block.attention_norm.weight, norm)
-            item = item + naive_attention(block.attention, normed, None, allowed, turns)  # noqa: PLW2901
+            item = item + naive_attention(block.attention, normed, None, allowed, rotary_positions)  # noqa: PLW2901
             if own is not None:
                 normed = naive_norm(item, block.cross_norm.weight, norm)
                 everything = torch.ones(length, len(own), dtype=torch.bool)
@@ -131,7 +138,7 @@ def naive_transformer(
 
 @pytest.fixture
 def in_fp64() -> Any:
-    """The tables of cosines are made in the default type."""
+    """Tables of cosines use the default dtype."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -144,7 +151,7 @@ def in_fp64() -> Any:
 @pytest.mark.parametrize(
     ("grid", "shape"), [((6,), (6,)), ((6,), (9,)), ((3, 2), (3, 2)), ((3, 2), (3, 4)), ((1, 3, 2), (2, 3, 2))]
 )
-def test_it_is_the_naive_transformer(
+def test_it_equals_the_naive_transformer(
     norm: str, causal: bool, where: str, grid: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     kinds = {"nowhere": None, "learned": LearnedPositions(shape, DIM), "rotary": Rotary(shape, HEAD_DIM)}
@@ -156,9 +163,9 @@ def test_it_is_the_naive_transformer(
         ours = model(x, mask, context, context_mask, grid)
         naive = naive_transformer(model, x, mask, context, context_mask, norm, grid)
         torch.testing.assert_close(ours[mask], naive[mask], **EXACT)
-        whole = model(x, context=context, grid=grid)
+        full = model(x, context=context, grid=grid)
         all_true = torch.ones_like(mask), torch.ones_like(context_mask)
-        torch.testing.assert_close(whole, model(x, all_true[0], context, all_true[1], grid), **EXACT)
+        torch.testing.assert_close(full, model(x, all_true[0], context, all_true[1], grid), **EXACT)
 
 
 def test_without_normalised_queries_and_keys() -> None:
@@ -174,7 +181,7 @@ def test_without_normalised_queries_and_keys() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_masked_reaches_nothing_else_even_as_nan(causal: bool) -> None:
+def test_masked_tokens_affect_no_other_even_as_nan(causal: bool) -> None:
     model = make(context_dim=CONTEXT_DIM, causal=causal)
     x, context = random(2, 6, DIM), random(2, 4, CONTEXT_DIM, seed=1)
     mask, context_mask = torch.rand(2, 6) < 0.6, torch.rand(2, 4) < 0.5
@@ -187,7 +194,7 @@ def test_what_is_masked_reaches_nothing_else_even_as_nan(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_rows_of_nothing_but_padding_have_finite_values_and_gradients(causal: bool) -> None:
+def test_rows_of_only_padding_have_finite_values_and_gradients(causal: bool) -> None:
     model = make(context_dim=CONTEXT_DIM, causal=causal)
     mask = torch.tensor([[False] * 5, [False, False, True, True, False]])
     out = model(random(2, 5, DIM), mask, random(2, 3, CONTEXT_DIM), torch.zeros(2, 3, dtype=torch.bool))
@@ -196,8 +203,8 @@ def test_rows_of_nothing_but_padding_have_finite_values_and_gradients(causal: bo
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_dropped_context_is_no_context() -> None:
-    """Whatever stood there: what guidance compares with must not depend on the caption that was dropped."""
+def test_a_fully_masked_context_equals_no_context() -> None:
+    """The unconditional branch of guidance must not depend on the dropped caption."""
     model = make(context_dim=CONTEXT_DIM)
     x, dropped = random(2, 5, DIM), torch.zeros(2, 3, dtype=torch.bool)
     without = model(x)
@@ -210,7 +217,7 @@ def test_a_dropped_context_is_no_context() -> None:
     assert model.nothing.grad.abs().sum() > 0
 
 
-def test_causal_tokens_do_not_see_later_ones() -> None:
+def test_causal_tokens_do_not_depend_on_later_ones() -> None:
     model = make(causal=True, positions=Rotary((8,), HEAD_DIM))
     x = random(1, 8, DIM)
     changed = x.clone()
@@ -235,14 +242,14 @@ def test_attention_mask_leaves_every_query_a_key() -> None:
 @pytest.mark.parametrize(
     ("shape", "head_dim"), [((9,), 2), ((4, 5), 4), ((4, 5), 32), ((3, 4, 5), 32), ((3, 4, 5), 64)]
 )
-def test_rotary_scores_depend_on_the_distance_alone(shape: tuple[int, ...], head_dim: int) -> None:
+def test_rotary_scores_depend_only_on_the_distance(shape: tuple[int, ...], head_dim: int) -> None:
     by = Rotary(shape, head_dim).double()(shape)
     query, key = (random(head_dim, seed=seed).expand(1, math.prod(shape), 1, head_dim) for seed in (0, 1))
     scores = (apply_rotary(query, by)[0, :, 0] @ apply_rotary(key, by)[0, :, 0].T).tolist()
     by_distance: dict[tuple[int, ...], list[float]] = {}
-    places = list(product(*map(range, shape)))
-    for one, two in product(range(len(places)), repeat=2):
-        distance = tuple(a - b for a, b in zip(places[one], places[two], strict=True))
+    grid_positions = list(product(*map(range, shape)))
+    for one, two in product(range(len(grid_positions)), repeat=2):
+        distance = tuple(a - b for a, b in zip(grid_positions[one], grid_positions[two], strict=True))
         by_distance.setdefault(distance, []).append(scores[one][two])
     assert all(max(values) - min(values) < 1e-5 for values in by_distance.values())
     assert len({round(values[0], 4) for values in by_distance.values()}) > 0.9 * len(by_distance)
@@ -256,8 +263,8 @@ def test_rotary_has_no_state_and_theta_sets_its_slowest_plane() -> None:
 
 def test_a_smaller_grid_is_a_corner_of_the_larger_one() -> None:
     for positions in (LearnedPositions((2, 4, 6), 12), Rotary((2, 4, 6), 12)):
-        part, whole = positions((1, 3, 5)), positions((2, 4, 6))
-        pairs = zip(part, whole, strict=True) if isinstance(part, tuple) else [(part, whole)]
+        part, full = positions((1, 3, 5)), positions((2, 4, 6))
+        pairs = zip(part, full, strict=True) if isinstance(part, tuple) else [(part, full)]
         for small, large in pairs:
             assert torch.equal(small.view(1, 3, 5, -1), large.view(2, 4, 6, -1)[:1, :3, :5])
 
@@ -269,11 +276,11 @@ def test_grids_that_do_not_fit(grid: tuple[int, ...]) -> None:
         model(random(1, 12, DIM), grid=grid)
 
 
-def test_the_number_of_tokens_must_fill_the_grid() -> None:
+def test_the_number_of_tokens_must_match_the_grid() -> None:
     model = make(positions=Rotary((3, 4), HEAD_DIM))
-    with pytest.raises(UsageError, match="11 tokens do not fill a grid of 3 x 4"):
+    with pytest.raises(UsageError, match="11 tokens do not match a grid of 3 x 4"):
         model(random(1, 11, DIM))
-    with pytest.raises(UsageError, match="11 tokens do not fill a grid of 2 x 4"):
+    with pytest.raises(UsageError, match="11 tokens do not match a grid of 2 x 4"):
         model(random(1, 11, DIM), grid=(2, 4))
     assert model(random(1, 8, DIM), grid=(2, 4)).shape == (1, 8, DIM)
 
@@ -281,7 +288,7 @@ def test_the_number_of_tokens_must_fill_the_grid() -> None:
 # --- the whole ----------------------------------------------------------------------------------------------------
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_equal_finite_differences() -> None:
     model = make(context_dim=CONTEXT_DIM, positions=Rotary((2, 2), HEAD_DIM))
     x, context = random(1, 4, DIM).requires_grad_(), random(1, 2, CONTEXT_DIM, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, context: model(x, None, context).sum(1), (x, context))
@@ -295,7 +302,7 @@ def test_every_weight_gets_a_gradient() -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_recomputing_changes_no_bit() -> None:
+def test_activation_checkpointing_changes_no_bit() -> None:
     gradients = []
     for recompute in (False, True):
         model = make(context_dim=CONTEXT_DIM, dropout=0.3)
@@ -309,7 +316,7 @@ def test_recomputing_changes_no_bit() -> None:
         assert torch.equal(one, two)
 
 
-def test_dropout_is_of_training_alone() -> None:
+def test_dropout_applies_only_in_training() -> None:
     model, x = make(dropout=0.5), random(1, 4, DIM)
     assert not torch.equal(model(x), model(x))
     model.eval()
@@ -330,7 +337,7 @@ def test_bf16_autocast_stays_near_and_keeps_the_residual_stream_exact(where: str
     assert 1e-5 < (near - exact).abs().max() < 0.1
 
 
-def test_depth_does_not_change_the_scale_of_the_start() -> None:
+def test_the_initial_scale_does_not_depend_on_the_depth() -> None:
     scales = []
     for depth in (2, 16):
         torch.manual_seed(0)
@@ -341,17 +348,17 @@ def test_depth_does_not_change_the_scale_of_the_start() -> None:
     assert scales[1] < 1.5 * scales[0]
 
 
-@pytest.mark.parametrize(("dim", "multiplier"), [(256, 4.0), (96, 2.0), (20, 4.0)])
-def test_the_gated_layer_has_the_weights_of_an_ungated_one(dim: int, multiplier: float) -> None:
-    layer = FeedForward(dim, multiplier)
+@pytest.mark.parametrize(("dim", "ff_mult"), [(256, 4.0), (96, 2.0), (20, 4.0)])
+def test_the_gated_layer_has_the_weights_of_an_ungated_one(dim: int, ff_mult: float) -> None:
+    layer = FeedForward(dim, ff_mult)
     count = sum(parameter.numel() for parameter in layer.parameters())
-    plain = 2 * multiplier * dim * dim
+    plain = 2 * ff_mult * dim * dim
     assert plain <= count < plain + 3 * dim * 16
     assert layer.to_out.in_features % 16 == 0
 
 
-def test_a_context_looked_at_once_is_the_context() -> None:
-    """Rows with all of it, with some of it, and with none."""
+def test_precomputed_cross_kv_equals_the_context() -> None:
+    """Rows with the full context, with a part of it, and without it."""
     model = make(context_dim=CONTEXT_DIM)
     x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
     mask = torch.tensor([[True] * 4, [True, False, True, False], [False] * 4])
@@ -362,15 +369,15 @@ def test_a_context_looked_at_once_is_the_context() -> None:
     torch.testing.assert_close(model(x[rows], context=looked.select(rows)), expected[rows], **EXACT)
 
 
-def test_rows_that_see_nothing_of_a_context_looked_at_once_do_not_ask() -> None:
+def test_rows_without_context_skip_cross_attention() -> None:
     model = make(context_dim=CONTEXT_DIM)
     x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
     asking: list[int] = []
     for block in model.blocks:
         assert isinstance(block, Block)
         block.cross_attention.to_queries.register_forward_hook(lambda _, given, __: asking.append(len(given[0])))
-    for told, rows in (([True] * 3, 3), ([False, True, False], 1), ([False] * 3, 0)):
-        mask = torch.tensor(told)[:, None].expand(3, 4)
+    for cond, rows in (([True] * 3, 3), ([False, True, False], 1), ([False] * 3, 0)):
+        mask = torch.tensor(cond)[:, None].expand(3, 4)
         expected = model(x, context=context, context_mask=mask)
         looked = model.precompute_cross_kv(context, mask)
         asking.clear()
@@ -378,7 +385,7 @@ def test_rows_that_see_nothing_of_a_context_looked_at_once_do_not_ask() -> None:
         assert asking == [rows] * (2 if rows else 0)
 
 
-def test_some_places_alone_are_what_they_are_among_all() -> None:
+def test_outputs_of_some_tokens_equal_those_of_all() -> None:
     model = make(context_dim=CONTEXT_DIM)
     x, context = random(3, 5, DIM), random(3, 4, CONTEXT_DIM, seed=1)
     where = torch.tensor([0, 2, 3, 12, 0])
@@ -389,16 +396,16 @@ def test_some_places_alone_are_what_they_are_among_all() -> None:
     torch.testing.assert_close(gradients[0], gradients[1], **EXACT)
 
 
-def test_it_can_learn_what_only_positions_and_context_tell() -> None:
-    """Copy the context's vector whose number is the token's place, from tokens that are all alike."""
+def test_it_learns_from_positions_and_context() -> None:
+    """Copy the context vector at the token's position, from identical tokens."""
     torch.manual_seed(0)
     model = Transformer(32, 2, 4, 8, context_dim=32, positions=LearnedPositions((4,), 32))
-    places = torch.randn(4, 32)
+    offsets = torch.randn(4, 32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(150):
         context = torch.randn(16, 4, 32)
-        out = model(torch.zeros(16, 4, 32), None, context + 2 * places)
+        out = model(torch.zeros(16, 4, 32), None, context + 2 * offsets)
         losses.append(F.mse_loss(out, context))
         optimizer.zero_grad()
         losses[-1].backward()
@@ -412,7 +419,7 @@ def test_scales_are_vectors_so_that_they_are_not_decayed() -> None:
     assert vectors == {"weight", "query_scale", "nothing"}
 
 
-def test_requests_that_make_no_sense() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="depth of at least 1"):
         Transformer(8, 0, 1)
     with pytest.raises(UsageError, match="'rms' or 'layer'"):
@@ -423,7 +430,7 @@ def test_requests_that_make_no_sense() -> None:
         Attention(8, 1, context_dim=8, causal=True)
     with pytest.raises(UsageError, match="even head_dim of at least 6"):
         Rotary((2, 2, 2), 4)
-    with pytest.raises(UsageError, match="at least one place"):
+    with pytest.raises(UsageError, match="at least one position"):
         LearnedPositions((2, 0), 8)
 
 
@@ -439,61 +446,61 @@ def in_pieces(model: Transformer, x: Tensor, pieces: list[int], *context: Tensor
 
 @pytest.mark.usefixtures("in_fp64")
 @pytest.mark.parametrize("where", ["nowhere", "learned", "rotary", "both"])
-@pytest.mark.parametrize("told", [False, True], ids=["alone", "with context"])
+@pytest.mark.parametrize("cond", [False, True], ids=["alone", "with context"])
 @pytest.mark.parametrize("pieces", [[1] * 7, [7], [3, 1, 2, 1], [1, 6]], ids=str)
-def test_step_by_step_is_the_whole(where: str, told: bool, pieces: list[int]) -> None:
+def test_cached_steps_equal_a_full_pass(where: str, cond: bool, pieces: list[int]) -> None:
     kinds = {"nowhere": None, "rotary": Rotary((9,), HEAD_DIM)}
     rotary = Rotary((9,), HEAD_DIM) if where == "both" else None
     positions = kinds[where] if where in kinds else LearnedPositions((9,), DIM)
-    model = make(causal=True, context_dim=CONTEXT_DIM if told else None, positions=positions, rotary=rotary)
+    model = make(causal=True, context_dim=CONTEXT_DIM if cond else None, positions=positions, rotary=rotary)
     x, context = random(3, 7, DIM), random(3, 4, CONTEXT_DIM, seed=1)
     mask = torch.tensor([[True, True, False, True], [False] * 4, [True] * 4])
-    given = (context, mask) if told else ()
+    given = (context, mask) if cond else ()
     with torch.no_grad():
         torch.testing.assert_close(in_pieces(model, x, pieces, *given), model(x, None, *given), **EXACT)
-        if told:
+        if cond:
             torch.testing.assert_close(in_pieces(model, x, pieces), model(x), **EXACT)
             torch.testing.assert_close(in_pieces(model, x, pieces, context), model(x, None, context), **EXACT)
 
 
 @torch.no_grad()
-def test_rows_can_leave_and_a_cache_can_be_used_again() -> None:
+def test_a_cache_can_drop_rows_and_be_rewound() -> None:
     model = make(causal=True, context_dim=CONTEXT_DIM, positions=Rotary((6,), HEAD_DIM))
     x, context = random(3, 6, DIM), random(3, 4, CONTEXT_DIM, seed=1)
     mask = torch.tensor([[True, True, False, True], [False] * 4, [True] * 4])
-    whole = model(x, None, context, mask)
+    full = model(x, None, context, mask)
     cache = model.start(3, 6, context, mask)
     cache.select(torch.tensor([2, 1, 0]))
     cache.select(torch.tensor([2, 1, 0]))
     first = model.step(x[:, :4], cache)
-    torch.testing.assert_close(first, whole[:, :4], **EXACT)
+    torch.testing.assert_close(first, full[:, :4], **EXACT)
     stay = torch.tensor([0, 2])
     cache.select(stay)
-    torch.testing.assert_close(model.step(x[stay, 4:], cache), whole[stay, 4:], **EXACT)
+    torch.testing.assert_close(model.step(x[stay, 4:], cache), full[stay, 4:], **EXACT)
     cache.rewind()
     assert cache.length == 0
-    torch.testing.assert_close(model.step(x[stay], cache), whole[stay], **EXACT)
+    torch.testing.assert_close(model.step(x[stay], cache), full[stay], **EXACT)
 
 
 @torch.no_grad()
-def test_the_room_of_a_cache_is_taken_once() -> None:
+def test_cache_memory_is_allocated_once() -> None:
     model = make(causal=True)
     cache = model.start(2, 5)
-    places = set()
+    addresses = set()
     for number in range(5):
         model.step(random(2, 1, DIM, seed=number), cache)
         assert cache.layers[0].keys.shape == (2, HEADS, 5, HEAD_DIM)
-        places.add(tuple(past.keys.data_ptr() for past in cache.layers))
-    assert len(places) == 1
+        addresses.add(tuple(past.keys.data_ptr() for past in cache.layers))
+    assert len(addresses) == 1
 
 
-def test_steps_leave_nothing_to_chance() -> None:
+def test_steps_use_no_dropout() -> None:
     model, x = make(causal=True, dropout=0.5), random(1, 4, DIM)
     assert model.training
     torch.testing.assert_close(in_pieces(model, x, [1] * 4), model.eval()(x), **EXACT)
 
 
-def test_bf16_autocast_keeps_the_past_in_bf16() -> None:
+def test_bf16_autocast_caches_in_bf16() -> None:
     torch.manual_seed(0)
     model = Transformer(64, 2, 4, 16, context_dim=64, causal=True, positions=Rotary((8,), 16))
     x, context = torch.randn(2, 6, 64), torch.randn(2, 5, 64)
@@ -505,7 +512,7 @@ def test_bf16_autocast_keeps_the_past_in_bf16() -> None:
     assert (near - model(x, None, context)).abs().max() < 0.1
 
 
-def test_steps_that_make_no_sense() -> None:
+def test_invalid_steps_are_refused() -> None:
     with pytest.raises(UsageError, match="causal"):
         make().start(1, 4)
     with pytest.raises(UsageError, match="on a line"):
@@ -513,34 +520,34 @@ def test_steps_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="takes no context"):
         make(causal=True).start(1, 4, random(1, 2, CONTEXT_DIM))
     model = make(causal=True)
-    with pytest.raises(UsageError, match="5 tokens do not fit into a cache of 4"):
+    with pytest.raises(UsageError, match="5 tokens do not fit into a KV cache of 4"):
         model.step(random(1, 5, DIM), model.start(1, 4))
     for positions in (Rotary((3,), HEAD_DIM), LearnedPositions((3,), DIM)):
         model = make(causal=True, positions=positions)
-        with pytest.raises(UsageError, match="4 tokens do not fit into the positions of 3"):
+        with pytest.raises(UsageError, match="4 tokens do not fit into position embeddings of 3"):
             model.step(random(1, 4, DIM), model.start(1, 4))
 
 
-@pytest.mark.parametrize("keys", [5, SHORT_ROW + 1])
-def test_attention_in_bf16_is_that_of_fp32_by_products_and_by_the_kernel(keys: int) -> None:
+@pytest.mark.parametrize("keys", [5, MAX_BF16_LENGTH + 1])
+def test_attention_in_bf16_equals_fp32_in_both_implementations(keys: int) -> None:
     torch.manual_seed(0)
     exact = Attention(32, heads=2, head_dim=16, context_dim=8)
     rough = Attention(32, heads=2, head_dim=16, context_dim=8).bfloat16()
     rough.load_state_dict(exact.state_dict())
     x, context = torch.randn(2, 3, 32), torch.randn(2, keys, 8)
-    there = torch.ones(2, keys, dtype=torch.bool)
-    there[0, 2:] = False
-    mask = attention_mask(there)
+    valid_mask = torch.ones(2, keys, dtype=torch.bool)
+    valid_mask[0, 2:] = False
+    mask = attention_mask(valid_mask)
     found = rough(x.bfloat16(), context.bfloat16(), mask).float()
     torch.testing.assert_close(found, exact(x, context, mask), atol=0.03, rtol=0.05)
     # So are the gradients.
     for attention, dtype in ((exact, torch.float32), (rough, torch.bfloat16)):
         attention(x.to(dtype), context.to(dtype), mask).square().sum().backward()
     for name, parameter in rough.named_parameters():
-        wanted = exact.get_parameter(name).grad
+        exact_grad = exact.get_parameter(name).grad
         assert parameter.grad is not None
-        assert wanted is not None
-        assert (parameter.grad.float() - wanted).norm() < 0.02 * wanted.norm(), name
-    # What is not there is not seen.
+        assert exact_grad is not None
+        assert (parameter.grad.float() - exact_grad).norm() < 0.02 * exact_grad.norm(), name
+    # Masked keys do not matter.
     context[0, 2:] = 100.0
     torch.testing.assert_close(rough(x.bfloat16(), context.bfloat16(), mask).float()[0], found[0])

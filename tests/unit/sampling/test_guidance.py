@@ -1,4 +1,4 @@
-"""Classifier-free guidance: two conditionings of prompts, one batch for both, and one prediction out of two."""
+"""Classifier-free guidance: conditional and unconditional prompts, their common batch, and guided logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quintet.sampling.guidance import check_guidance, combined, encode_prompts, 
 
 
 class Model:
-    """Notes what it is asked to encode; a text becomes its length."""
+    """Records the texts to encode; the encoding of a text is its length."""
 
     def texts(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         assert keep is not None
@@ -27,7 +27,7 @@ def encoded(prompts: Sequence[str], negative: str | None = None) -> list[dict[st
     ]
 
 
-def test_guidance_goes_from_one_through_the_other() -> None:
+def test_guided_logits_extrapolate_from_uncond_through_cond() -> None:
     one, other = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0])
     assert torch.equal(guided(one, other, 0.0), other)
     assert guided(one, other, 1.0) is one
@@ -36,19 +36,19 @@ def test_guidance_goes_from_one_through_the_other() -> None:
     assert torch.equal(combined(torch.stack([one, other]), 3.0)[0], guided(one, other, 3.0))
 
 
-def test_prompts_are_led_away_from_no_text() -> None:
+def test_the_default_negative_is_no_text() -> None:
     assert encoded(["red", ""]) == [{"text": [3, 0], "kept": [True, False]}, {"text": [3, 0], "kept": [False, False]}]
 
 
-def test_a_negative_prompt_is_led_away_from() -> None:
+def test_a_negative_prompt_replaces_no_text() -> None:
     assert encoded(["red", ""], "blue")[1] == {"text": [4, 4], "kept": [True, True]}
 
 
-def test_an_empty_negative_prompt_is_none() -> None:
+def test_an_empty_negative_prompt_counts_as_no_prompt() -> None:
     assert encoded(["red"], "") == encoded(["red"], None)
 
 
-def test_both_halves_make_one_batch_and_come_apart_again() -> None:
+def test_joined_and_split_are_inverse() -> None:
     cond, uncond = {"text": torch.tensor([1, 2]), "low": torch.tensor([3, 4])}, {"text": torch.tensor([0, 0])}
     both = joined(cond, uncond)
     assert {name: value.tolist() for name, value in both.items()} == {"text": [1, 2, 0, 0], "low": [3, 4, 3, 4]}
@@ -60,8 +60,8 @@ def test_both_halves_make_one_batch_and_come_apart_again() -> None:
         joined(cond, {"txt": torch.zeros(2)})
 
 
-def test_guidance_needs_something_to_lead_away_from() -> None:
+def test_guidance_needs_an_unconditional_model() -> None:
     check_guidance(1.0, None)
     check_guidance(3.0, {})
-    with pytest.raises(UsageError, match="nothing to guide away from"):
+    with pytest.raises(UsageError, match="no unconditional model"):
         check_guidance(3.0, None)

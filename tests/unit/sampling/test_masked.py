@@ -1,4 +1,4 @@
-"""Masked-token generation: what is masked when, what is sampled, and what may never change."""
+"""Masked-token decoding: masks, sampled tokens, and independence of the batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UsageError
 from quintet.sampling.masked import (
-    ANNEALS,
-    GROWTHS,
-    SCHEDULES,
+    GUIDANCE_SCHEDULES,
+    MASK_SCHEDULES,
+    TEMPERATURE_SCHEDULES,
     Conditioning,
     Sampling,
     Schedule,
@@ -37,9 +37,9 @@ steady = settings(deadline=None, derandomize=True, max_examples=60)
 CODES = 11
 MASK = CODES
 Model = Callable[[Tensor, Conditioning, Tensor | None], tuple[Tensor, Tensor | None]]
-"""As `Logits`, but with the scores of all places, (batch, places, codes)."""
+"""As `Logits`, but with the logits of all positions, (batch, positions, codes)."""
 ANY_SCHEDULE: dict[str, Schedule] = {
-    **SCHEDULES,
+    **MASK_SCHEDULES,
     "all": constant,
     "none": torch.zeros_like,
     "half": lambda progress: 0.5 * torch.ones_like(progress),
@@ -53,32 +53,32 @@ def items(count: int, first: int = 0, seed: int = 3) -> ItemRNG:
     return ItemRNG(seed, [0] * count, range(first, first + count))
 
 
-def ragged(lengths: list[int], places: int) -> Tensor:
-    return torch.arange(places)[None, :] < torch.tensor(lengths)[:, None]
+def ragged(lengths: list[int], positions: int) -> Tensor:
+    return torch.arange(positions)[None, :] < torch.tensor(lengths)[:, None]
 
 
 def table_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
-    """Scores of a place out of its own token, its index, and the row's condition and mean: each row by itself."""
+    """Logits that depend on the first tokens, the position and the conditioning of the row."""
     generator = torch.Generator().manual_seed(seed)
     by_token = torch.randn(CODES + 1, CODES, generator=generator, dtype=dtype) * 2
-    by_place = torch.randn(64, CODES, generator=generator, dtype=dtype) * 2
+    by_position = torch.randn(64, CODES, generator=generator, dtype=dtype) * 2
     by_condition = torch.randn(5, CODES, generator=generator, dtype=dtype) * 2
 
     def logits(tokens: Tensor, conditioning: Conditioning, previous: Tensor | None) -> tuple[Tensor, None]:
         assert previous is None
         context = by_token[tokens[:, :3]].sum(1, keepdim=True)  # not beyond the shortest row
-        return context + by_place[: tokens.shape[1]] + by_condition[conditioning["text"]][:, None], None
+        return context + by_position[: tokens.shape[1]] + by_condition[conditioning["text"]][:, None], None
 
     return logits
 
 
 def constant_model(scores: Tensor) -> Model:
-    """The same scores of codes whatever it is asked."""
+    """The same logits at all positions and in every step."""
     return lambda tokens, conditioning, previous: (scores.expand(*tokens.shape, -1), None)
 
 
 def towards(target: Tensor, weight: float = 50.0) -> Model:
-    """A model that knows the answer; a row's condition says which answer is its own."""
+    """A model that knows the target; the conditioning is the row of the target."""
 
     def logits(tokens: Tensor, conditioning: Conditioning, previous: Tensor | None) -> tuple[Tensor, None]:
         return torch.nn.functional.one_hot(target[conditioning["row"]], CODES).float() * weight, None
@@ -105,14 +105,21 @@ def text(count: int, value: int | None = None) -> dict[str, Tensor]:
 
 def test_schedules_run_from_their_start_to_their_end() -> None:
     ends = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
-    falling = [SCHEDULES["cosine"](ends), SCHEDULES["linear"](ends), ANNEALS["linear"](ends), GROWTHS["falling"](ends)]
-    rising = [GROWTHS["linear"](ends), GROWTHS["cosine"](ends)]
+    falling = [
+        MASK_SCHEDULES["cosine"](ends),
+        MASK_SCHEDULES["linear"](ends),
+        TEMPERATURE_SCHEDULES["linear"](ends),
+        GUIDANCE_SCHEDULES["falling"](ends),
+    ]
+    rising = [GUIDANCE_SCHEDULES["linear"](ends), GUIDANCE_SCHEDULES["cosine"](ends)]
     for values in falling:
         assert values[[0, 2]].tolist() == pytest.approx([1, 0])
     for values in rising:
         assert values.tolist() == pytest.approx([0, 0.5, 1])
     assert falling[0][1].item() == pytest.approx(math.sqrt(0.5))
-    assert ANNEALS["constant"](ends).tolist() == GROWTHS["constant"](ends).tolist() == [1, 1, 1]
+    assert (
+        TEMPERATURE_SCHEDULES["constant"](ends).tolist() == GUIDANCE_SCHEDULES["constant"](ends).tolist() == [1, 1, 1]
+    )
 
 
 @steady
@@ -121,7 +128,7 @@ def test_schedules_run_from_their_start_to_their_end() -> None:
     steps=st.integers(1, 40),
     name=st.sampled_from(sorted(ANY_SCHEDULE)),
 )
-def test_counts_fall_by_one_or_more_to_nothing(lengths: list[int], steps: int, name: str) -> None:
+def test_counts_decrease_by_at_least_one_to_zero(lengths: list[int], steps: int, name: str) -> None:
     counts = masked_counts(torch.tensor(lengths), steps, ANY_SCHEDULE[name])
     assert counts.shape == (steps, len(lengths))
     assert counts.dtype == torch.int64
@@ -133,7 +140,7 @@ def test_counts_fall_by_one_or_more_to_nothing(lengths: list[int], steps: int, n
     assert before.sum() == 0
 
 
-def test_counts_follow_the_schedule_where_they_may() -> None:
+def test_counts_follow_the_schedule() -> None:
     assert masked_counts(torch.tensor([256]), 4, cosine)[:, 0].tolist() == [237, 181, 98, 0]
     assert masked_counts(torch.tensor([100, 3]), 5, linear).tolist() == [[80, 2], [60, 1], [40, 0], [20, 0], [0, 0]]
 
@@ -151,7 +158,7 @@ def test_training_masks_valid_tokens_and_at_least_one(lengths: list[int], name: 
     assert torch.equal(masked.any(1), valid.any(1))
 
 
-def test_training_counts_are_the_share_of_the_length() -> None:
+def test_training_counts_are_a_fraction_of_the_length() -> None:
     lengths = [40, 7, 1, 0]
     valid = ragged(lengths, 40)
     assert training_mask(items(4), valid, lambda u: 0.25 * torch.ones_like(u)).sum(1).tolist() == [10, 2, 1, 0]
@@ -159,19 +166,19 @@ def test_training_counts_are_the_share_of_the_length() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "mean", "median"), [(cosine, 2 / math.pi, 0.7071), (linear, 0.5, 0.5)])
-def test_training_shares_are_distributed_as_the_schedule(schedule: Schedule, mean: float, median: float) -> None:
-    shares = training_mask(items(4000), torch.ones(4000, 100, dtype=torch.bool), schedule).double().mean(1)
-    assert shares.mean().item() == pytest.approx(mean, abs=5 * 0.31 / 4000**0.5)
-    assert shares.median().item() == pytest.approx(median, abs=0.04)
+def test_training_fractions_are_distributed_as_the_schedule(schedule: Schedule, mean: float, median: float) -> None:
+    fractions = training_mask(items(4000), torch.ones(4000, 100, dtype=torch.bool), schedule).double().mean(1)
+    assert fractions.mean().item() == pytest.approx(mean, abs=5 * 0.31 / 4000**0.5)
+    assert fractions.median().item() == pytest.approx(median, abs=0.04)
 
 
-def test_training_masks_every_place_equally_often() -> None:
+def test_training_masks_all_positions_equally_often() -> None:
     masked = training_mask(items(4000), torch.ones(4000, 20, dtype=torch.bool), cosine).double()
     assert masked.mean(0).tolist() == pytest.approx([masked.mean().item()] * 20, abs=5 * 0.5 / 4000**0.5)
     assert abs(torch.corrcoef((masked - masked.mean(1, keepdim=True))[:, :2].T)[0, 1]) < 0.2
 
 
-def test_training_mask_depends_on_the_item_alone() -> None:
+def test_training_mask_depends_only_on_the_item() -> None:
     valid = ragged([9, 30, 17, 24], 30)
     whole = training_mask(items(4), valid, cosine)
     parts = [training_mask(items(1, first), valid[first : first + 1], cosine) for first in range(4)]
@@ -181,7 +188,7 @@ def test_training_mask_depends_on_the_item_alone() -> None:
     assert not torch.equal(whole, training_mask(items(4), valid, cosine, name="other"))
 
 
-def test_spans_mask_as_many_places_in_fewer_stretches() -> None:
+def test_spans_mask_as_many_positions_in_fewer_runs() -> None:
     valid = ragged([90, 31, 2, 1], 90)
     rows = valid.repeat(500, 1)
     third = lambda progress: torch.full_like(progress, 1 / 3)  # noqa: E731
@@ -191,7 +198,7 @@ def test_spans_mask_as_many_places_in_fewer_stretches() -> None:
     starts = [
         (masked[::4, 1:] & ~masked[::4, :-1]).sum().item() + masked[::4, 0].sum().item() for masked in (single, spans)
     ]
-    # 30 of 90 single places make 20 stretches; those of three make ten at most, but for edges and the cut one.
+    # 30 of 90 single positions make 20 runs; spans of three make at most ten, except at edges and for the last span.
     assert starts[0] / 500 == pytest.approx(20, abs=1)
     assert 5 < starts[1] / 500 < 11
     often = spans[::4].double().mean(0)
@@ -202,11 +209,11 @@ def test_spans_mask_as_many_places_in_fewer_stretches() -> None:
 # Guidance
 
 
-def run(model: Model, count: int = 4, places: int = 12, **changes: object) -> Tensor:
+def run(model: Model, count: int = 4, positions: int = 12, **changes: object) -> Tensor:
     known = {key: changes.pop(key) for key in list(changes) if key in Sampling.__dataclass_fields__}
     arguments: dict[str, object] = {
-        "tokens": torch.zeros(count, places, dtype=torch.long),
-        "generate": torch.ones(count, places, dtype=torch.bool),
+        "tokens": torch.zeros(count, positions, dtype=torch.long),
+        "generate": torch.ones(count, positions, dtype=torch.bool),
         "mask_id": MASK,
         "rng": items(count),
         "settings": Sampling(**{"steps": 6, **known}),  # type: ignore[arg-type]
@@ -217,7 +224,7 @@ def run(model: Model, count: int = 4, places: int = 12, **changes: object) -> Te
     def logits(
         tokens: Tensor, conditioning: Conditioning, where: Tensor, previous: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        # Nothing is asked for that is known.
+        # Only masked positions are requested.
         assert (tokens[where] == arguments["mask_id"]).all()
         scores, carry = model(tokens, conditioning, previous)
         return scores[where], carry
@@ -225,18 +232,18 @@ def run(model: Model, count: int = 4, places: int = 12, **changes: object) -> Te
     return decode(logits, **arguments)  # type: ignore[arg-type]
 
 
-def test_guidance_of_one_is_no_guidance_and_one_pass() -> None:
+def test_guidance_scale_one_is_a_single_unguided_pass() -> None:
     plain = run(table_model())
     model, rows = counting(table_model())
-    assert torch.equal(run(model, guidance=1.0, uncond=text(4, 0)), plain)
+    assert torch.equal(run(model, guidance_scale=1.0, uncond=text(4, 0)), plain)
     assert rows == [4] * 6
 
 
 def test_guidance_is_one_pass_of_twice_the_rows() -> None:
     model, rows = counting(table_model())
-    made = run(model, guidance=3.0, uncond=text(4, 0))
+    result = run(model, guidance_scale=3.0, uncond=text(4, 0))
     assert rows == [8] * 6
-    assert not torch.equal(made, run(table_model()))
+    assert not torch.equal(result, run(table_model()))
 
 
 def test_guidance_follows_its_schedule() -> None:
@@ -244,18 +251,18 @@ def test_guidance_follows_its_schedule() -> None:
     model, rows = counting(table_model())
     states: list[Tensor] = []
     plain: list[Tensor] = []
-    late = Sampling(steps=6, guidance=5.0, guidance_schedule=lambda progress: (progress > 0.5).double())
+    late = Sampling(steps=6, guidance_scale=5.0, guidance_schedule=lambda progress: (progress > 0.5).double())
     run(model, settings=late, uncond=text(4, 0), on_step=lambda _, tokens, __: states.append(tokens))
     run(table_model(), on_step=lambda _, tokens, __: plain.append(tokens))
     assert rows == [4, 4, 4, 8, 8, 8]
     assert torch.equal(states[2], plain[2])
     assert not torch.equal(states[-1], plain[-1])
-    grown = Sampling(guidance=3.0, guidance_schedule=linear_growth)
+    grown = Sampling(guidance_scale=3.0, guidance_schedule=linear_growth)
     assert [grown.guidance_at(progress) for progress in (0.0, 0.25, 1.0)] == [1.0, 1.5, 3.0]
 
 
 def test_the_conditional_pass_is_the_first_half() -> None:
-    """What the condition favours becomes likelier, and what is guided away from rarer than without guidance."""
+    """The code of the conditioning becomes more likely, and the code of the negative less likely."""
     favoured, avoided = 2, 7
 
     def logits(tokens: Tensor, conditioning: Conditioning, previous: Tensor | None) -> tuple[Tensor, None]:
@@ -263,18 +270,20 @@ def test_the_conditional_pass_is_the_first_half() -> None:
             *tokens.shape, -1
         ).double(), None
 
-    def shares(guidance: float, negative: int) -> tuple[float, float]:
-        made = run(logits, 8, 200, cond=text(8, favoured), uncond=text(8, negative), guidance=guidance, steps=1)
-        return (made == favoured).double().mean().item(), (made == avoided).double().mean().item()
+    def fractions(guidance_scale: float, negative: int) -> tuple[float, float]:
+        result = run(
+            logits, 8, 200, cond=text(8, favoured), uncond=text(8, negative), guidance_scale=guidance_scale, steps=1
+        )
+        return (result == favoured).double().mean().item(), (result == avoided).double().mean().item()
 
-    favoured_plain, avoided_plain = shares(1.0, avoided)
-    favoured_guided, avoided_guided = shares(3.0, avoided)
+    favoured_plain, avoided_plain = fractions(1.0, avoided)
+    favoured_guided, avoided_guided = fractions(3.0, avoided)
     assert favoured_guided > 2 * favoured_plain
     assert avoided_guided < avoided_plain / 2
-    assert shares(3.0, 5)[1] > avoided_guided  # the negative prompt is what made it rare
+    assert fractions(3.0, 5)[1] > avoided_guided  # the negative prompt made it rare
 
 
-def test_uncond_names_only_what_differs() -> None:
+def test_uncond_contains_only_tensors_that_differ() -> None:
     seen: list[Conditioning] = []
 
     def logits(tokens: Tensor, conditioning: Conditioning, previous: Tensor | None) -> tuple[Tensor, None]:
@@ -282,52 +291,52 @@ def test_uncond_names_only_what_differs() -> None:
         return torch.zeros(*tokens.shape, CODES), None
 
     both = {"text": torch.tensor([1, 2]), "valid": torch.tensor([[True], [False]])}
-    run(logits, 2, 3, cond=both, uncond={"text": torch.tensor([0, 0])}, guidance=2.0, steps=1)
+    run(logits, 2, 3, cond=both, uncond={"text": torch.tensor([0, 0])}, guidance_scale=2.0, steps=1)
     assert seen[0]["text"].tolist() == [1, 2, 0, 0]
     assert seen[0]["valid"].tolist() == [[True], [False]] * 2
     with pytest.raises(ValueError, match="txt"):
-        run(logits, 2, 3, cond=both, uncond={"txt": torch.tensor([0, 0])}, guidance=2.0)
+        run(logits, 2, 3, cond=both, uncond={"txt": torch.tensor([0, 0])}, guidance_scale=2.0)
 
 
-def test_guidance_without_anything_to_guide_away_from_is_refused() -> None:
+def test_guidance_without_uncond_is_refused() -> None:
     with pytest.raises(UsageError, match=r"sample\.guidance_scale is 3\.0"):
-        run(table_model(), guidance=3.0)
+        run(table_model(), guidance_scale=3.0)
 
 
-def test_what_a_model_carries_comes_back_at_its_next_step() -> None:
+def test_the_carry_is_passed_to_the_next_step() -> None:
     """Row by row, also where guidance begins after some steps and ends before the last."""
-    given_back: list[list[int] | None] = []
+    carried: list[list[int] | None] = []
 
     def logits(tokens: Tensor, conditioning: Conditioning, previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        given_back.append(None if previous is None else previous.tolist())
-        return torch.zeros(*tokens.shape, CODES), 10 * len(given_back) + conditioning["text"]
+        carried.append(None if previous is None else previous.tolist())
+        return torch.zeros(*tokens.shape, CODES), 10 * len(carried) + conditioning["text"]
 
-    middle = Sampling(steps=4, guidance=2.0, guidance_schedule=lambda u: ((u > 0.3) & (u < 0.9)).double())
+    middle = Sampling(steps=4, guidance_scale=2.0, guidance_schedule=lambda u: ((u > 0.3) & (u < 0.9)).double())
     run(logits, 2, 8, settings=middle, cond=text(2), uncond=text(2, 4))
-    assert given_back == [None, [10, 11, 10, 11], [20, 21, 24, 24], [30, 31]]
+    assert carried == [None, [10, 11, 10, 11], [20, 21, 24, 24], [30, 31]]
 
 
 # Decoding
 
 
 @pytest.mark.parametrize("name", sorted(ANY_SCHEDULE))
-@pytest.mark.parametrize("judged", [False, True], ids=["confidence", "critic"])
-def test_every_step_masks_what_the_schedule_says(name: str, judged: bool) -> None:
+@pytest.mark.parametrize("use_critic", [False, True], ids=["confidence", "critic"])
+def test_every_step_follows_the_mask_schedule(name: str, use_critic: bool) -> None:
     valid = ragged([20, 13, 4, 20, 0], 20)
     generate = torch.rand(5, 20, generator=torch.Generator().manual_seed(0)) < 0.7
     generate[3] = False  # nothing to do in this row
     tokens = torch.arange(100).view(5, 20) % CODES
-    wanted = masked_counts((generate & valid).sum(1), 7, ANY_SCHEDULE[name])
+    counts = masked_counts((generate & valid).sum(1), 7, ANY_SCHEDULE[name])
     steps: list[int] = []
 
     def observe(step: int, now: Tensor, masked: Tensor) -> None:
         steps.append(step)
-        assert torch.equal(masked.sum(1), wanted[step])
+        assert torch.equal(masked.sum(1), counts[step])
         assert not (masked & ~(generate & valid)).any()
         assert torch.equal(now == MASK, masked)
         assert torch.equal(now[~(generate & valid)], tokens[~(generate & valid)])
 
-    made = run(
+    result = run(
         table_model(),
         tokens=tokens,
         generate=generate,
@@ -335,19 +344,19 @@ def test_every_step_masks_what_the_schedule_says(name: str, judged: bool) -> Non
         rng=items(5),
         cond=text(5),
         settings=Sampling(steps=7, schedule=ANY_SCHEDULE[name]),
-        critic=(lambda now, conditioning: now.double()) if judged else None,
+        critic=(lambda now, conditioning: now.double()) if use_critic else None,
         on_step=observe,
     )
-    assert steps == list(range(int(wanted.any(1).sum()) + 1))  # and not one pass for nothing
-    assert (made < CODES).all()
-    assert torch.equal(made[~(generate & valid)], tokens[~(generate & valid)])
+    assert steps == list(range(int(counts.any(1).sum()) + 1))  # no pass after the last token
+    assert (result < CODES).all()
+    assert torch.equal(result[~(generate & valid)], tokens[~(generate & valid)])
 
 
-def test_what_is_revealed_stays() -> None:
+def test_unmasked_tokens_are_final() -> None:
     states: list[tuple[Tensor, Tensor]] = []
     run(
         table_model(),
-        places=40,
+        positions=40,
         choice_temperature=50.0,
         on_step=lambda _, tokens, masked: states.append((tokens, masked)),
     )
@@ -359,9 +368,9 @@ def test_what_is_revealed_stays() -> None:
 def test_with_nothing_to_make_the_model_is_not_asked() -> None:
     model, rows = counting(table_model())
     tokens = torch.full((4, 12), 5)
-    made = run(model, tokens=tokens, generate=torch.zeros(4, 12, dtype=torch.bool))
+    result = run(model, tokens=tokens, generate=torch.zeros(4, 12, dtype=torch.bool))
     assert rows == []
-    assert torch.equal(made, tokens)
+    assert torch.equal(result, tokens)
 
 
 def test_what_stood_where_tokens_are_made_is_hidden_from_the_model() -> None:
@@ -376,14 +385,14 @@ def test_what_stood_where_tokens_are_made_is_hidden_from_the_model() -> None:
     assert torch.equal(seen[0], torch.full((4, 12), 5).masked_fill(generate, MASK))
 
 
-def test_the_given_tokens_are_not_written_to() -> None:
+def test_input_tokens_are_not_modified() -> None:
     tokens, generate = torch.full((4, 12), 5), torch.ones(4, 12, dtype=torch.bool)
     run(table_model(), tokens=tokens, generate=generate)
     assert (tokens == 5).all()
     assert generate.all()
 
 
-def test_a_perfect_model_gives_its_target() -> None:
+def test_a_perfect_model_decodes_its_target() -> None:
     target = torch.randint(CODES, (4, 30), generator=torch.Generator().manual_seed(1))
     row = {"row": torch.arange(4)}
     assert torch.equal(run(towards(target), 4, 30, cond=row), target)
@@ -391,21 +400,21 @@ def test_a_perfect_model_gives_its_target() -> None:
     assert torch.equal(filtered, target)
 
 
-@pytest.mark.parametrize("guidance", [1.0, 2.0])
-@pytest.mark.parametrize("judged", [False, True], ids=["confidence", "critic"])
-def test_an_item_becomes_the_same_in_any_batch(guidance: float, judged: bool) -> None:
-    count, places = 6, 20
-    options = {"guidance": guidance, "top_p": 0.95, "top_k": 8}
-    critic = (lambda now, conditioning: (now * 7 % 5).double()) if judged else None
-    valid = ragged([20, 13, 4, 20, 9, 17], places)
-    tokens = torch.zeros(count, places, dtype=torch.long)
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
+@pytest.mark.parametrize("use_critic", [False, True], ids=["confidence", "critic"])
+def test_an_item_does_not_depend_on_the_batch(guidance_scale: float, use_critic: bool) -> None:
+    count, positions = 6, 20
+    options = {"guidance_scale": guidance_scale, "top_p": 0.95, "top_k": 8}
+    critic = (lambda now, conditioning: (now * 7 % 5).double()) if use_critic else None
+    valid = ragged([20, 13, 4, 20, 9, 17], positions)
+    tokens = torch.zeros(count, positions, dtype=torch.long)
 
     def part(rows: list[int], longer: int = 0) -> Tensor:
         pad = (0, longer)
-        made = run(
+        result = run(
             table_model(),
             tokens=torch.nn.functional.pad(tokens[rows], pad),
-            generate=torch.ones(len(rows), places + longer, dtype=torch.bool),
+            generate=torch.ones(len(rows), positions + longer, dtype=torch.bool),
             valid=torch.nn.functional.pad(valid[rows], pad),
             rng=ItemRNG(3, [0] * len(rows), rows),
             cond={"text": torch.tensor(rows) % 5},
@@ -413,8 +422,8 @@ def test_an_item_becomes_the_same_in_any_batch(guidance: float, judged: bool) ->
             critic=critic,
             **options,
         )
-        assert (made[:, places:] == 0).all()
-        return made[:, :places]
+        assert (result[:, positions:] == 0).all()
+        return result[:, :positions]
 
     whole = part(list(range(count)))
     assert torch.equal(torch.cat([part([0, 1]), part([2]), part([3, 4, 5])]), whole)
@@ -430,7 +439,7 @@ def test_seeds_and_names_differ_and_repeat() -> None:
     assert not torch.equal(run(table_model(), name="second stage"), first)
 
 
-def test_sampling_leaves_the_stream_of_torch_and_gradients_alone() -> None:
+def test_sampling_uses_no_torch_rng_and_no_gradients() -> None:
     weight = torch.zeros(CODES, requires_grad=True)
     before = torch.get_rng_state()
     seen: list[bool] = []
@@ -451,21 +460,21 @@ def test_samples_follow_the_distribution(dtype: torch.dtype) -> None:
     probability = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 16, 40, 0], dtype=torch.float64)
     scores = (probability / probability.sum()).log().to(dtype)
     expected = scores.double().softmax(-1) * 40_000
-    made = run(constant_model(scores), 20, 2000, steps=1, choice_temperature=0.0)
-    counts = made.flatten().bincount(minlength=CODES).double()
+    result = run(constant_model(scores), 20, 2000, steps=1, choice_temperature=0.0)
+    counts = result.flatten().bincount(minlength=CODES).double()
     assert counts[-1] == 0  # a code without probability never appears
     assert ((counts - expected)[:-1].square() / expected[:-1]).sum() < 35.6
 
 
-def test_temperature_and_filters_change_the_distribution_as_they_say() -> None:
+def test_temperature_and_filters_change_the_distribution() -> None:
     scores = torch.tensor([0.0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3], dtype=torch.float64)
     hot = run(constant_model(scores), 20, 1000, steps=1, temperature=2.0)
-    wanted = (scores / 2).softmax(-1)[-1].item()
-    assert (hot == 10).double().mean().item() == pytest.approx(wanted, abs=5 * (wanted / 20_000) ** 0.5)
+    probability = (scores / 2).softmax(-1)[-1].item()
+    assert (hot == 10).double().mean().item() == pytest.approx(probability, abs=5 * (probability / 20_000) ** 0.5)
     three = run(constant_model(scores), 20, 1000, steps=1, top_k=3)
     assert set(three.unique().tolist()) == {8, 9, 10}
-    wanted = scores[-3:].softmax(-1)[-1].item()
-    assert (three == 10).double().mean().item() == pytest.approx(wanted, abs=5 * (wanted / 20_000) ** 0.5)
+    probability = scores[-3:].softmax(-1)[-1].item()
+    assert (three == 10).double().mean().item() == pytest.approx(probability, abs=5 * (probability / 20_000) ** 0.5)
     assert set(run(constant_model(scores), 20, 1000, steps=1, top_p=0.6).unique().tolist()) == {9, 10}
 
 
@@ -475,29 +484,29 @@ def test_temperature_zero_is_greedy(temperature: float) -> None:
     assert (run(constant_model(scores), temperature=temperature) == 4).all()
 
 
-def test_temperature_annealed_to_zero_ends_greedy() -> None:
+def test_temperature_decreasing_to_zero_ends_greedy() -> None:
     scores = torch.tensor([0.0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0])
     states: list[tuple[Tensor, Tensor]] = []
-    made = run(
+    result = run(
         constant_model(scores),
         8,
         60,
-        anneal_temperature=linear,
+        temperature_schedule=linear,
         on_step=lambda _, tokens, masked: states.append((tokens, masked)),
     )
-    last = states[-2][1]  # what only the last step made
+    last = states[-2][1]  # unmasked in the last step
     assert last.any()
-    assert (made[last] == 4).all()
-    assert (made[~last] != 4).any()
-    assert (run(constant_model(scores), steps=1, anneal_temperature=linear) == 4).all()
+    assert (result[last] == 4).all()
+    assert (result[~last] != 4).any()
+    assert (run(constant_model(scores), steps=1, temperature_schedule=linear) == 4).all()
 
 
-def test_a_greedy_end_is_that_of_each_row() -> None:
-    """A row of fewer tokens than steps has its last one before the last step, and that one is greedy too."""
+def test_greedy_last_step_applies_per_row() -> None:
+    """A row with fewer tokens than steps ends before the last step, and its last token is greedy too."""
     scores = torch.tensor([0.0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0])
     rows, lengths = 40, torch.tensor([3, 30] * 20)
     left: list[Tensor] = []
-    made = run(
+    result = run(
         constant_model(scores),
         rows,
         30,
@@ -510,13 +519,13 @@ def test_a_greedy_end_is_that_of_each_row() -> None:
     assert ended[0] < ended[1]
     for row, steps in enumerate(ended.tolist()):
         last = left[steps - 1][row]
-        assert (made[row][last] == 4).all()
+        assert (result[row][last] == 4).all()
     before = torch.stack([left[steps - 1][row] for row, steps in enumerate(ended.tolist())])
     others = ragged(lengths.tolist(), 30) & ~before
-    assert (made[others] != 4).any()
+    assert (result[others] != 4).any()
 
 
-def test_confidence_keeps_the_surest_without_noise_and_others_with_it() -> None:
+def test_noise_changes_which_confident_tokens_are_kept() -> None:
     sharpness = torch.linspace(0, 8, 16, dtype=torch.float64)[torch.tensor([3, 14, 7, 0, 9, 12, 1, 5, *range(8)])]
     scores = torch.zeros(16, CODES, dtype=torch.float64)
     scores[:, 0] = sharpness
@@ -539,7 +548,7 @@ def test_confidence_keeps_the_surest_without_noise_and_others_with_it() -> None:
     assert len({tuple(row.tolist()) for row in first[1000.0]}) == 4  # nearly all noise: each row its own choice
 
 
-def test_noise_falls_with_the_share_of_steps_to_come() -> None:
+def test_noise_decreases_with_the_remaining_steps() -> None:
     """After the first of two steps half of it is left, after the first of four three quarters."""
 
     def after_one_step(steps: int, noise: float) -> Tensor:
@@ -553,11 +562,11 @@ def test_noise_falls_with_the_share_of_steps_to_come() -> None:
     assert not torch.equal(after_one_step(2, 6.0), after_one_step(4, 6.0))
 
 
-def test_a_critic_has_wrong_tokens_made_again() -> None:
-    """The model errs at the first step only; a judge who knows the answer finds those tokens among all."""
+def test_a_critic_regenerates_wrong_tokens() -> None:
+    """The model errs in the first step only; a critic that knows the target finds those tokens."""
     target = torch.randint(CODES, (4, 30), generator=torch.Generator().manual_seed(1))
     fixed = torch.zeros(4, 30, dtype=torch.bool)
-    fixed[:, :5] = True  # given, and wrong in the critic's eyes as well
+    fixed[:, :5] = True  # fixed, and wrong according to the critic
     tokens = torch.where(fixed, (target + 1) % CODES, torch.zeros_like(target))
 
     def forgetful() -> Model:
@@ -572,22 +581,22 @@ def test_a_critic_has_wrong_tokens_made_again() -> None:
 
         return logits
 
-    judged: list[Tensor] = []
+    scored: list[Tensor] = []
 
     def critic(now: Tensor, conditioning: Conditioning) -> Tensor:
-        assert (now < CODES).all()  # a judge sees whole rows
-        judged.append(now)
+        assert (now < CODES).all()  # a critic sees rows without masks
+        scored.append(now)
         return 20.0 * (now != target)
 
     options = {"tokens": tokens, "generate": ~fixed, "choice_temperature": 0.0, "steps": 4, "schedule": linear}
-    made = run(forgetful(), 4, 30, critic=critic, **options)
-    assert torch.equal(made[~fixed], target[~fixed])
-    assert torch.equal(made[fixed], tokens[fixed])
-    assert len(judged) == 3  # after the last step there is nothing left to judge
+    result = run(forgetful(), 4, 30, critic=critic, **options)
+    assert torch.equal(result[~fixed], target[~fixed])
+    assert torch.equal(result[fixed], tokens[fixed])
+    assert len(scored) == 3  # not after the last step
     assert not torch.equal(run(forgetful(), 4, 30, **options)[~fixed], target[~fixed])
 
 
-def test_a_critic_may_mask_what_was_kept() -> None:
+def test_a_critic_may_mask_kept_tokens() -> None:
     masks: list[Tensor] = []
 
     def critic(tokens: Tensor, conditioning: Conditioning) -> Tensor:
@@ -597,8 +606,8 @@ def test_a_critic_may_mask_what_was_kept() -> None:
     assert (masks[1] & ~masks[0]).any()
 
 
-def test_noise_makes_the_critic_draw_by_its_score() -> None:
-    """Gumbel noise of strength 1: the token to be masked is drawn with the softmax of the scores as probability."""
+def test_noise_samples_by_the_score_of_the_critic() -> None:
+    """Gumbel noise of scale 1: the masked token is sampled with the softmax of the scores."""
     count = 4000
     scores = torch.tensor([0.0] * 7 + [math.log(7)])
     masks: list[Tensor] = []
@@ -607,7 +616,7 @@ def test_noise_makes_the_critic_draw_by_its_score() -> None:
         count,
         8,
         steps=2,
-        choice_temperature=2.0,  # of which half is left after one of two steps
+        choice_temperature=2.0,  # half of it is left after one of two steps
         schedule=lambda progress: torch.full_like(progress, 1 / 8),
         critic=lambda tokens, conditioning: scores.expand(len(tokens), -1),
         on_step=lambda _, __, masked: masks.append(masked),
@@ -616,24 +625,24 @@ def test_noise_makes_the_critic_draw_by_its_score() -> None:
     assert masks[0][:, 7].double().mean().item() == pytest.approx(0.5, abs=5 * 0.5 / count**0.5)
 
 
-def test_the_mask_is_never_an_answer() -> None:
+def test_the_mask_token_is_never_sampled() -> None:
     scores = torch.zeros(CODES)
     scores[3] = 90.0
-    made = run(constant_model(scores), mask_id=3)
-    assert not (made == 3).any()
-    assert (made < CODES).all()
+    result = run(constant_model(scores), mask_id=3)
+    assert not (result == 3).any()
+    assert (result < CODES).all()
 
 
-def test_a_given_token_may_look_like_the_mask() -> None:
+def test_an_input_token_may_equal_the_mask_token() -> None:
     tokens = torch.full((4, 12), MASK)
     generate = torch.arange(12).expand(4, -1) > 5
-    made = run(table_model(), tokens=tokens, generate=generate)
-    assert (made[:, :6] == MASK).all()
-    assert (made[:, 6:] < CODES).all()
+    result = run(table_model(), tokens=tokens, generate=generate)
+    assert (result[:, :6] == MASK).all()
+    assert (result[:, 6:] < CODES).all()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_no_distribution_are_refused(bad: float) -> None:
+def test_non_finite_logits_are_refused(bad: float) -> None:
     scores = torch.zeros(CODES)
     scores[2] = bad
     with pytest.raises(RunError, match="not finite"):
@@ -643,11 +652,11 @@ def test_logits_that_are_no_distribution_are_refused(bad: float) -> None:
 def test_padding_may_have_any_logits() -> None:
     scores = torch.zeros(4, 12, CODES)
     scores[:, 8:] = math.nan
-    made = run(lambda tokens, conditioning, previous: (scores, None), valid=ragged([8] * 4, 12))
-    assert (made[:, 8:] == 0).all()
+    result = run(lambda tokens, conditioning, previous: (scores, None), valid=ragged([8] * 4, 12))
+    assert (result[:, 8:] == 0).all()
 
 
-def test_a_critic_that_gives_no_number_cannot_unmask_what_is_given() -> None:
+def test_a_critic_that_returns_nan_cannot_mask_fixed_tokens() -> None:
     fixed = torch.arange(12).expand(4, -1) < 4
     masks: list[Tensor] = []
     run(
@@ -681,22 +690,22 @@ def test_tensors_that_disagree_are_refused() -> None:
         ("top_k", 1.5),
         ("top_p", 0.0),
         ("top_p", 1.1),
-        ("guidance", math.inf),
-        ("guidance", -1.0),
+        ("guidance_scale", math.inf),
+        ("guidance_scale", -1.0),
         ("choice_temperature", -1.0),
         ("schedule", "cosine"),
-        ("anneal_temperature", 0.5),
+        ("temperature_schedule", 0.5),
         ("guidance_schedule", "linear"),
     ],
 )
-def test_settings_name_the_key_that_is_wrong(key: str, value: object) -> None:
+def test_invalid_settings_name_their_key(key: str, value: object) -> None:
     with pytest.raises(UsageError, match=rf"sample\.{key} is "):
         replace(Sampling(), **{key: value})  # type: ignore[arg-type]
 
 
-def test_a_schedule_that_gives_no_number_is_refused() -> None:
+def test_a_schedule_with_non_finite_values_is_refused() -> None:
     broken: Callable[[Tensor], Tensor] = lambda progress: progress / 0  # noqa: E731
-    with pytest.raises(UsageError, match="not finite"):
+    with pytest.raises(UsageError, match="non-finite"):
         run(table_model(), schedule=broken)
 
 
@@ -707,7 +716,7 @@ def test_a_device_decodes_under_deterministic_algorithms() -> None:
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        made = run(
+        result = run(
             towards(target),
             tokens=torch.zeros_like(target),
             generate=torch.ones_like(target, dtype=torch.bool),
@@ -716,11 +725,11 @@ def test_a_device_decodes_under_deterministic_algorithms() -> None:
         )
     finally:
         torch.use_deterministic_algorithms(before)
-    assert torch.equal(made, target)
+    assert torch.equal(result, target)
 
 
-def test_the_choices_stay_what_they_are_for_ever() -> None:
-    """Written down once: a run of last year must hide and make the same tokens when it is resumed."""
+def test_random_choices_never_change() -> None:
+    """Recorded values: an old run must mask and generate the same tokens when it is resumed."""
     assert training_mask(items(3), torch.ones(3, 8, dtype=torch.bool), cosine).long().tolist() == [
         [1, 1, 1, 1, 0, 1, 1, 1],
         [1, 1, 1, 1, 1, 1, 1, 0],

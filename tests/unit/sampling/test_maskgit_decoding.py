@@ -1,4 +1,4 @@
-"""A MaskGit fills holes: what is told is read once, and every step is what the model says by itself."""
+"""Decoding of a MaskGit: conditioning is encoded once, and every step equals a plain call of the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(kind: type[MaskGit] | type[TokenCritic] = MaskGit, **keys: Any) -> Any:
     torch.manual_seed(0)
     model = kind(**{**SMALL, **keys}).eval()
     for name in ("to_score", "from_previous"):
-        # They start without an opinion, which would hide what they are told.
+        # They are initialised with zeros, which would hide the conditioning.
         if getattr(model, name, None) is not None:
             nn.init.normal_(getattr(model, name).weight)
     return model
@@ -41,19 +41,25 @@ def encoded(model: MaskGit, negative: str | None = None) -> tuple[dict[str, Tens
 
 
 def filled(
-    model: MaskGit, both: tuple[Conditioning, Conditioning], guidance: float = 3.0, critic: TokenCritic | None = None
+    model: MaskGit,
+    both: tuple[Conditioning, Conditioning],
+    guidance_scale: float = 3.0,
+    critic: TokenCritic | None = None,
 ) -> Tensor:
     tokens = torch.full((3, model.length), model.mask_id)
-    hole = both[0].get("there", torch.ones_like(tokens, dtype=torch.bool))
+    hole = both[0].get("valid_mask", torch.ones_like(tokens, dtype=torch.bool))
     return fill(
-        model, tokens, hole, rng=rng(), settings=settings(guidance), cond=both[0], uncond=both[1], critic=critic
+        model, tokens, hole, rng=rng(), settings=settings(guidance_scale), cond=both[0], uncond=both[1], critic=critic
     )
 
 
-def plainly(
-    model: MaskGit, both: tuple[Conditioning, Conditioning], guidance: float = 3.0, critic: TokenCritic | None = None
+def plain_decode(
+    model: MaskGit,
+    both: tuple[Conditioning, Conditioning],
+    guidance_scale: float = 3.0,
+    critic: TokenCritic | None = None,
 ) -> Tensor:
-    """The same with everything read anew in each step, and logits of all places."""
+    """The same with the conditioning encoded in every step, and logits of all positions."""
 
     def logits(
         tokens: Tensor, conditioning: Conditioning, where: Tensor, previous: Tensor | None
@@ -65,10 +71,10 @@ def plainly(
     return masked.decode(
         logits,
         tokens,
-        both[0].get("there", torch.ones_like(tokens, dtype=torch.bool)),
+        both[0].get("valid_mask", torch.ones_like(tokens, dtype=torch.bool)),
         mask_id=model.mask_id,
         rng=rng(),
-        settings=settings(guidance),
+        settings=settings(guidance_scale),
         cond=both[0],
         uncond=both[1],
         critic=critic or (model.score if model.to_score is not None else None),
@@ -79,11 +85,11 @@ def rng() -> ItemRNG:
     return ItemRNG(3, [0] * 3, range(3))
 
 
-def settings(guidance: float) -> Sampling:
-    return Sampling(steps=5, guidance=guidance)
+def settings(guidance_scale: float) -> Sampling:
+    return Sampling(steps=5, guidance_scale=guidance_scale)
 
 
-@pytest.mark.parametrize("judged", [False, True], ids=["alone", "critic"])
+@pytest.mark.parametrize("use_critic", [False, True], ids=["alone", "critic"])
 @pytest.mark.parametrize("negative", [None, "a green star"])
 @pytest.mark.parametrize(
     "keys",
@@ -98,44 +104,46 @@ def settings(guidance: float) -> Sampling:
     ],
     ids=str,
 )
-def test_a_decoding_is_that_of_a_model_told_anew_in_every_step(
-    keys: dict[str, Any], negative: str | None, judged: bool
+def test_precomputed_conditioning_decodes_the_same_tokens(
+    keys: dict[str, Any], negative: str | None, use_critic: bool
 ) -> None:
-    model, critic = make(**keys), make(TokenCritic, **keys) if judged else None
+    model, critic = make(**keys), make(TokenCritic, **keys) if use_critic else None
     both = encoded(model, negative if model.text_encoder is not None else None)
-    for guidance in (1.0, 3.0):
-        assert torch.equal(filled(model, both, guidance, critic), plainly(model, both, guidance, critic))
+    for guidance_scale in (1.0, 3.0):
+        assert torch.equal(
+            filled(model, both, guidance_scale, critic), plain_decode(model, both, guidance_scale, critic)
+        )
 
 
-def test_also_where_rows_end_early() -> None:
+def test_precomputed_conditioning_with_shorter_rows() -> None:
     model = make()
     cond, uncond = encoded(model)
-    both = {**cond, "there": torch.arange(32) < torch.tensor([32, 16, 32])[:, None]}, uncond
-    assert torch.equal(filled(model, both), plainly(model, both))
+    both = {**cond, "valid_mask": torch.arange(32) < torch.tensor([32, 16, 32])[:, None]}, uncond
+    assert torch.equal(filled(model, both), plain_decode(model, both))
 
 
-def test_texts_and_low_resolution_codes_are_read_once() -> None:
+def test_texts_and_low_resolution_codes_are_encoded_once() -> None:
     model, critic = make(**LOW), make(TokenCritic, **LOW)
     read: list[nn.Module] = []
-    readers = [reader for one in (model, critic) for reader in (one.text_encoder, one.low)]
+    encoders = [encoder for one in (model, critic) for encoder in (one.text_encoder, one.low)]
     passes: list[int] = []
-    for reader in readers:
-        reader.register_forward_hook(lambda reader, _, __: read.append(reader))
+    for encoder in encoders:
+        encoder.register_forward_hook(lambda encoder, _, __: read.append(encoder))
     model.transformer.register_forward_hook(lambda *_: passes.append(1))
     filled(model, encoded(model), critic=critic)
     assert len(passes) == 5
-    assert sorted(map(id, read)) == sorted(map(id, readers))
+    assert sorted(map(id, read)) == sorted(map(id, encoders))
 
 
-def test_embeddings_of_texts_lead_as_well() -> None:
+def test_text_embeddings_condition_the_decoding() -> None:
     model = make(text="vectors", vector_dim=8)
     vectors = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(4))
     both = encode_vectors(model, vectors)
-    assert torch.equal(filled(model, both), plainly(model, both))
+    assert torch.equal(filled(model, both), plain_decode(model, both))
     assert not torch.equal(filled(model, both), filled(model, encode_vectors(model, vectors.flip(1) * -1)))
 
 
-def test_no_gradient_is_kept() -> None:
+def test_precomputed_conditioning_has_no_gradient() -> None:
     model = make()
     once = model.precompute_conditioning(encoded(model)[0])
     assert {name: tensor.requires_grad for name, tensor in once.items()} == dict.fromkeys(once, False)

@@ -1,9 +1,9 @@
-"""The synthetic data sets and their judges are frozen: what they make is pinned by a hash of it, not of their source.
+"""Synthetic datasets and their judges are frozen: hashes of their output are pinned, not of their source.
 
-A hash covers media, captions, splits and metadata of the first hundred items of a set, or what a judge finds in
-mixtures of them. Results are only comparable while these hold: a change that breaks one needs a new `VERSION` of the
-set, and a new hash here. Media are hashed as whole numbers, coarse enough that the last bits of another processor's
-arithmetic do not show.
+A hash covers media, captions, splits and metadata of the first hundred items of a dataset, or the findings of a judge
+in mixtures of them. Results are comparable only while these hold: a change that breaks one needs a new `VERSION` of
+the dataset and a new hash here. Media are hashed as integers, coarse enough to hide rounding differences between
+processors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ITEMS = 100
 MIXTURES = 20
 
 Hashed = tuple[list[Any], dict[str, Any]]
-"""Whole numbers, and what is said of them."""
+"""Integer arrays, and metadata."""
 
 
 @cache
@@ -116,7 +116,7 @@ def item_bytes(item: Callable[[int], Hashed]) -> Iterator[bytes]:
         (motion_item, "229468ee690cae546ebd6d061f7dc717be1f0e573f7879bf4d4cea1162981999"),
     ],
 )
-def test_the_items_of_a_set_are_those_of_its_version(item: Callable[[int], Hashed], expected: str) -> None:
+def test_items_of_a_dataset_never_change_within_a_version(item: Callable[[int], Hashed], expected: str) -> None:
     assert hash_of(item_bytes(item)) == expected
 
 
@@ -129,5 +129,5 @@ def test_the_items_of_a_set_are_those_of_its_version(item: Callable[[int], Hashe
         (motion_finding, "c694605d34d4bc9da8ff07ff6f137790d17886877b5cc95e6b97af22b43c2267"),
     ],
 )
-def test_a_judge_finds_what_it_did_when_its_set_was_frozen(finding: Callable[[int], list[Any]], expected: str) -> None:
+def test_findings_of_a_judge_never_change_within_a_version(finding: Callable[[int], list[Any]], expected: str) -> None:
     assert hash_of(json.dumps(finding(index)).encode() + b"\n" for index in range(MIXTURES)) == expected

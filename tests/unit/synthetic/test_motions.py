@@ -1,4 +1,4 @@
-"""The data set `motions` and its judge: what is drawn, how it is said, and that it can be seen."""
+"""The dataset `motions` and its judge."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPPOSITES = {"left": "right", "right": "left", "up": "down", "down": "up", "grow
 
 
 def words(count: int) -> list[tuple[str, MotionRecord]]:
-    """Captions with what is true of their clips, which are not drawn."""
+    """Captions with the attributes of their clips, without rendering."""
     found = []
     for index in range(count):
         rng = np.random.default_rng([1, index])
@@ -55,7 +55,7 @@ def read_rows(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
 
 
-def test_an_item_depends_on_its_seed_and_index_alone(tmp_path: Path) -> None:
+def test_an_item_depends_only_on_seed_and_index(tmp_path: Path) -> None:
     make_motions(tmp_path / "few", num=2, size=32, seed=5)
     make_motions(tmp_path / "more", num=3, size=32, seed=5)
     assert read_rows(tmp_path / "few") == read_rows(tmp_path / "more")[:2]
@@ -67,7 +67,7 @@ def test_an_item_depends_on_its_seed_and_index_alone(tmp_path: Path) -> None:
     assert (small.caption, small.record) == (large.caption, large.record)
 
 
-def test_the_folder_holds_what_the_rows_say_to_the_last_bit(tmp_path: Path) -> None:
+def test_the_folder_matches_its_metadata_exactly(tmp_path: Path) -> None:
     make_motions(tmp_path / "new", num=3, size=40, seed=2)
     about = {"name": "motions", "version": 1, "num": 3, "size": 40, "seed": 2}
     assert json.loads((tmp_path / "new" / "dataset.json").read_text()) == about
@@ -81,7 +81,7 @@ def test_the_folder_holds_what_the_rows_say_to_the_last_bit(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("key", "value"), [("num", 0), ("seed", -1), ("size", 31)])
-def test_impossible_values_and_folders_in_use_are_refused(tmp_path: Path, key: str, value: int) -> None:
+def test_invalid_values_and_non_empty_folders_are_refused(tmp_path: Path, key: str, value: int) -> None:
     with pytest.raises(UsageError, match=f"--{key} is {value}"):
         make_motions(tmp_path / "new", **{key: value})  # type: ignore[arg-type]
     assert not (tmp_path / "new").exists()
@@ -90,15 +90,15 @@ def test_impossible_values_and_folders_in_use_are_refused(tmp_path: Path, key: s
         make_motions(tmp_path, num=1)
 
 
-def test_clips_have_their_size_and_no_frame_equals_the_one_before() -> None:
-    """A format that stores equal frames as one would lose them."""
+def test_clips_have_their_size_and_consecutive_frames_differ() -> None:
+    """A format that merges equal frames would lose them."""
     for item in ITEMS:
         assert (item.clip.dtype, item.clip.shape) == (np.uint8, (FRAMES, 32, 32, 3))
         assert (np.abs(np.diff(item.clip.astype(int), axis=0)).max(axis=(1, 2, 3)) > 0).all()
 
 
-def test_captions_name_what_is_true_in_many_words() -> None:
-    said = {
+def test_captions_are_true_and_varied() -> None:
+    mentioned = {
         "left": ("left", "leftwards", "right to left"),
         "right": ("right", "rightwards", "left to right"),
         "up": ("up", "rises", "upwards", "climbs"),
@@ -111,14 +111,14 @@ def test_captions_name_what_is_true_in_many_words() -> None:
     for caption, record in drawn:
         assert record["colour"] in caption
         assert record["shape"] in caption
-        assert any(word in caption for word in said[record["motion"]]), caption
+        assert any(word in caption for word in mentioned[record["motion"]]), caption
         assert not re.search(r"\ba [aeiou]|\ban [^aeiou]|  ", caption), caption
     assert len({caption for caption, _ in drawn}) > 0.9 * len(drawn)
     for name, options in (("shape", SHAPES), ("colour", COLOURS), ("motion", MOTIONS)):
         assert {dict(record)[name] for _, record in drawn} == set(options)
 
 
-def test_no_caption_is_in_two_splits_and_withheld_pairs_are_in_theirs_alone() -> None:
+def test_splits_share_no_caption_and_withheld_pairs_have_their_own() -> None:
     splits: dict[str, set[str]] = {}
     for caption, record in words(600):
         split = split_of(caption, record)
@@ -130,18 +130,18 @@ def test_no_caption_is_in_two_splits_and_withheld_pairs_are_in_theirs_alone() ->
     assert min(counts["validation"], counts["withheld"]) >= 25
 
 
-def test_the_judge_sees_what_was_drawn() -> None:
+def test_the_judge_recognises_rendered_clips() -> None:
     assert all(match(item.record, judge(item.clip))["everything"] for item in ITEMS)
 
 
 @pytest.mark.parametrize("motion", MOTIONS)
-def test_every_motion_is_seen_and_its_reverse_is_another(motion: str) -> None:
+def test_every_motion_is_recognised_and_its_reverse_is_another(motion: str) -> None:
     clip = clip_of("star", "blue", motion, 64)
     assert judge(clip).motion == motion
     assert judge(clip[::-1]).motion == OPPOSITES.get(motion, motion)
 
 
-def test_the_judge_fails_what_is_wrong() -> None:
+def test_the_judge_rejects_wrong_attributes() -> None:
     record = MotionRecord(shape="heart", colour="red", motion="right")
     right = {"colour": True, "shape": True, "motion": True, "everything": True}
     assert match(record, judge(clip_of("heart", "red", "right"))) == right
@@ -150,16 +150,16 @@ def test_the_judge_fails_what_is_wrong() -> None:
         assert match(record, shown) == {**right, name: False, "everything": False}
 
 
-def test_what_stands_still_has_no_motion() -> None:
+def test_a_static_clip_has_no_motion() -> None:
     clip = clip_of("circle", "yellow", "down")
     still = judge(np.repeat(clip[8:9], FRAMES, axis=0))
     assert (still.colour, still.shape, still.motion) == ("yellow", "circle", None)
     assert judge(clip[:1]).motion is None
-    # There and back again, sideways or up first, is no bounce.
+    # Moving back and forth, sideways or up first, is not a bounce.
     assert judge(np.concatenate([clip[::-2], clip[::2]])).motion is None
 
 
-def test_what_is_hardly_there_has_no_motion() -> None:
+def test_a_shape_in_few_frames_has_no_motion() -> None:
     clip = clip_of("cross", "black", "left")
     clip[:9] = clip[:9, :1, :1]
     found = judge(clip)
@@ -169,7 +169,7 @@ def test_what_is_hardly_there_has_no_motion() -> None:
         judge(clip[:, :, :20])
 
 
-def test_the_judge_stands_noise_and_blur() -> None:
+def test_the_judge_tolerates_noise_and_blur() -> None:
     rng = np.random.default_rng(0)
     for item in ITEMS[:4]:
         noisy = np.clip(item.clip + rng.normal(0, 8, item.clip.shape), 0, 255).astype(np.uint8)

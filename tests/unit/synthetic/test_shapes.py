@@ -1,4 +1,4 @@
-"""The data set `shapes`: what is drawn, how it is said, which split it falls into, and how the folder is written."""
+"""The dataset `shapes`: rendering, captions, splits and writing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_rows(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
 
 
-def test_an_item_depends_on_its_seed_index_and_size_alone(tmp_path: Path) -> None:
+def test_an_item_depends_only_on_seed_index_and_size(tmp_path: Path) -> None:
     make_shapes(tmp_path / "few", num=3, size=32, seed=5)
     make_shapes(tmp_path / "more", num=6, size=32, seed=5)
     make_shapes(tmp_path / "other", num=3, size=32, seed=6)
@@ -57,7 +57,7 @@ def test_the_scene_is_the_same_at_every_size() -> None:
     assert np.abs(reduced - small.image).mean() < 2.0
 
 
-def test_the_folder_holds_what_the_rows_say(tmp_path: Path) -> None:
+def test_the_folder_matches_its_metadata(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "shapes"
     make_shapes(folder, num=4, size=40, seed=3)
     rows = read_rows(folder)
@@ -75,7 +75,7 @@ def test_the_folder_holds_what_the_rows_say(tmp_path: Path) -> None:
         assert row["split"] == split_of(item.caption, item.objects)
 
 
-def test_an_interrupted_make_is_not_taken_for_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_folder_is_not_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace = os.replace
 
     def interrupt(source: Path, target: Path) -> None:
@@ -90,7 +90,7 @@ def test_an_interrupted_make_is_not_taken_for_a_data_set(tmp_path: Path, monkeyp
     assert not (tmp_path / "shapes" / "metadata.jsonl").exists()
 
 
-def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_non_empty_folder_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(UsageError, match="not empty"):
         make_shapes(tmp_path, num=1)
@@ -101,7 +101,7 @@ def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("num", 0), ("num", -1), ("size", 31), ("seed", -1)])
-def test_impossible_values_are_refused_before_anything_is_written(tmp_path: Path, key: str, value: int) -> None:
+def test_invalid_values_are_refused_before_anything_is_written(tmp_path: Path, key: str, value: int) -> None:
     with pytest.raises(UsageError, match=f"--{key} is {value}"):
         make_shapes(tmp_path / "shapes", **{key: value})
     assert not (tmp_path / "shapes").exists()
@@ -126,7 +126,7 @@ def test_captions_are_varied_and_use_the_right_article() -> None:
     assert twins, "two objects alike are said in one breath"
 
 
-def test_no_caption_is_in_two_splits_and_paraphrased_spelling_does_not_escape() -> None:
+def test_splits_share_no_caption_whatever_its_spelling() -> None:
     by_caption: dict[str, set[str]] = {}
     for caption, split in zip(CAPTIONS, SPLITS, strict=True):
         by_caption.setdefault(caption, set()).add(split)
@@ -136,16 +136,16 @@ def test_no_caption_is_in_two_splits_and_paraphrased_spelling_does_not_escape() 
     assert split_of(f"  {caption.upper()}.", records) == "validation"
 
 
-def test_withheld_pairs_are_seen_in_their_split_only() -> None:
+def test_withheld_pairs_are_only_in_their_split() -> None:
     for records, split in zip(RECORDS, SPLITS, strict=True):
         withheld = any((one["colour"], one["shape"]) in WITHHELD_PAIRS for one in records)
         assert withheld == (split == "withheld")
-    shares = {split: count / len(SPLITS) for split, count in Counter(SPLITS).items()}
-    assert 0.08 < shares["withheld"] < 0.125
-    assert 0.07 < shares["validation"] < 0.11
+    fractions = {split: count / len(SPLITS) for split, count in Counter(SPLITS).items()}
+    assert 0.08 < fractions["withheld"] < 0.125
+    assert 0.07 < fractions["validation"] < 0.11
 
 
-def test_every_word_stays_frequent_in_training() -> None:
+def test_every_word_is_frequent_in_training() -> None:
     trained = [one for records, split in zip(RECORDS, SPLITS, strict=True) if split == "train" for one in records]
     for key, names in (("colour", tuple(COLOURS)), ("shape", SHAPES), ("position", POSITIONS)):
         counts = Counter(dict(one)[key] for one in trained)
@@ -154,13 +154,13 @@ def test_every_word_stays_frequent_in_training() -> None:
     assert {(one["colour"], one["shape"]) for one in trained} & WITHHELD_PAIRS == set()
 
 
-def test_two_objects_are_clearly_apart_and_as_frequent_as_promised() -> None:
+def test_two_objects_are_separate_and_as_frequent_as_configured() -> None:
     pairs = [objects for objects, _, _ in SCENES if len(objects) == 2]
     assert 0.36 < len(pairs) / len(SCENES) < 0.44
     assert min(gap_between(*objects) for objects in pairs[:200]) >= OBJECT_GAP
 
 
-def test_objects_are_inside_the_picture_in_the_place_they_are_said_to_be() -> None:
+def test_objects_are_inside_the_image_at_their_position() -> None:
     for objects, _, _ in SCENES[:300]:
         for one in objects:
             mask = coverage(one.record["shape"], (one.x, one.y), one.radius, one.angle, 64)

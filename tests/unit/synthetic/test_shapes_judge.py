@@ -1,4 +1,4 @@
-"""The judge of `shapes`: right on clean pictures, sound on lossy ones, silent where there is nothing."""
+"""The judge of `shapes`: clean images, lossy images, and images without objects."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from PIL import Image, ImageFilter
 from quintet.synthetic.shapes import COLOURS, POSITIONS, ObjectRecord, coverage, draw_item
 from quintet.synthetic.shapes_judge import Finding, judge, label_parts, match
 
-Picture = npt.NDArray[np.uint8]
+ImageArray = npt.NDArray[np.uint8]
 
 
-def share_all_right(size: int, num: int, spoil: Callable[[Picture], Picture] = lambda picture: picture) -> float:
-    """The share of pictures of which colour, shape, position and number of all objects are found."""
+def fraction_all_right(
+    size: int, num: int, spoil: Callable[[ImageArray], ImageArray] = lambda picture: picture
+) -> float:
+    """The fraction of images with the right colour, shape, position and number of all objects."""
     right = 0
     for index in range(num):
         item = draw_item(11, index, size)
@@ -27,44 +29,44 @@ def share_all_right(size: int, num: int, spoil: Callable[[Picture], Picture] = l
     return right / num
 
 
-def add_noise(picture: Picture) -> Picture:
+def add_noise(picture: ImageArray) -> ImageArray:
     noise = np.random.default_rng(int(picture.sum())).normal(0.0, 8.0, picture.shape)
     return np.clip(np.rint(picture + noise), 0, 255).astype(np.uint8)
 
 
-def blur(picture: Picture) -> Picture:
+def blur(picture: ImageArray) -> ImageArray:
     return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(1)))
 
 
-def through_jpeg(picture: Picture) -> Picture:
+def through_jpeg(picture: ImageArray) -> ImageArray:
     stream = io.BytesIO()
     Image.fromarray(picture).save(stream, "JPEG", quality=50)
     return np.asarray(Image.open(stream).convert("RGB"))
 
 
-def through_thumbnail(picture: Picture) -> Picture:
+def through_thumbnail(picture: ImageArray) -> ImageArray:
     return np.asarray(Image.fromarray(picture).resize((32, 32), Image.Resampling.BOX).resize((64, 64)))
 
 
-def shift_colours(picture: Picture) -> Picture:
+def shift_colours(picture: ImageArray) -> ImageArray:
     return np.clip(picture.astype(np.int64) + np.array([12, -12, 9]), 0, 255).astype(np.uint8)
 
 
-def test_clean_pictures_are_read_right() -> None:
-    assert share_all_right(64, 200) >= 0.99
+def test_clean_images_are_recognised() -> None:
+    assert fraction_all_right(64, 200) >= 0.99
 
 
 @pytest.mark.parametrize("size", [32, 48, 128, 256])
-def test_other_sizes_are_read_right(size: int) -> None:
-    assert share_all_right(size, 25) >= 0.96
+def test_other_sizes_are_recognised(size: int) -> None:
+    assert fraction_all_right(size, 25) >= 0.96
 
 
 @pytest.mark.parametrize("spoil", [add_noise, blur, through_jpeg, through_thumbnail, shift_colours])
-def test_lossy_pictures_are_read_right(spoil: Callable[[Picture], Picture]) -> None:
-    assert share_all_right(64, 40, spoil) >= 0.96
+def test_lossy_images_are_recognised(spoil: Callable[[ImageArray], ImageArray]) -> None:
+    assert fraction_all_right(64, 40, spoil) >= 0.96
 
 
-def test_size_is_read_right() -> None:
+def test_the_size_is_recognised() -> None:
     for index in range(40):
         item = draw_item(12, index, 64)
         expected = sorted((one["shape"], one["size"]) for one in item.objects)
@@ -86,8 +88,8 @@ def test_specks_are_not_objects() -> None:
 
 
 @pytest.mark.parametrize("colour", COLOURS)
-def test_a_neighbour_that_has_run_into_an_object_is_told_apart(colour: str) -> None:
-    """One object touches another of a different colour, as it happens in generated pictures."""
+def test_touching_objects_are_separated(colour: str) -> None:
+    """One object touches another of a different colour, as in some generated images."""
     other = "white" if colour not in ("white", "yellow") else "black"
     picture = np.full((64, 64, 3), 128.0)
     for name, shape, x in ((colour, "square", 17.0), (other, "circle", 38.0)):
@@ -97,7 +99,7 @@ def test_a_neighbour_that_has_run_into_an_object_is_told_apart(colour: str) -> N
     assert findings == {(colour, "left"), (other, "centre")}
 
 
-def test_pictures_it_cannot_read_are_refused() -> None:
+def test_unsupported_images_are_refused() -> None:
     for picture in (np.zeros((64, 48, 3), np.uint8), np.zeros((64, 64), np.uint8), np.zeros((64, 64, 3))):
         with pytest.raises(ValueError, match="square uint8"):
             judge(picture)  # type: ignore[arg-type]
@@ -128,7 +130,7 @@ def finding(colour: str, shape: str, position: str) -> Finding:
     return Finding(shape=shape, colour=colour, position=position, size="small", confidence=0.9)
 
 
-def test_match_assigns_findings_whatever_their_order() -> None:
+def test_match_assigns_findings_in_any_order() -> None:
     objects = [record("red", "circle", "left"), record("blue", "star", "right")]
     findings = [finding("green", "ring", "top"), finding("blue", "star", "right"), finding("red", "circle", "left")]
     assert match(objects, findings) == {"colour": 1.0, "shape": 1.0, "position": 1.0, "pair": 1.0}

@@ -1,4 +1,4 @@
-"""The data set `solids`: what is built, how it is said, which split it falls into, and how the folder is written."""
+"""The dataset `solids`: meshes, captions, splits and writing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def volume(mesh: Mesh) -> float:
     return float(np.einsum("ij,ij->i", corners[:, 0], np.cross(corners[:, 1], corners[:, 2])).sum()) / 6
 
 
-def test_an_item_depends_on_its_seed_and_index_alone(tmp_path: Path) -> None:
+def test_an_item_depends_only_on_seed_and_index(tmp_path: Path) -> None:
     make_solids(tmp_path / "few", num=3, seed=5)
     make_solids(tmp_path / "more", num=6, seed=5)
     make_solids(tmp_path / "other", num=3, seed=6)
@@ -39,7 +39,7 @@ def test_an_item_depends_on_its_seed_and_index_alone(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "few") == read_rows(tmp_path / "more")[:3]
 
 
-def test_the_folder_holds_what_the_rows_say(tmp_path: Path) -> None:
+def test_the_folder_matches_its_metadata(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "solids"
     make_solids(folder, num=4, seed=3)
     rows = read_rows(folder)
@@ -56,7 +56,7 @@ def test_the_folder_holds_what_the_rows_say(tmp_path: Path) -> None:
         assert row["split"] == split_of(item.caption)
 
 
-def test_an_interrupted_make_is_not_taken_for_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_folder_is_not_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace = os.replace
 
     def interrupt(source: Path, target: Path) -> None:
@@ -71,7 +71,7 @@ def test_an_interrupted_make_is_not_taken_for_a_data_set(tmp_path: Path, monkeyp
     assert not (tmp_path / "solids" / "metadata.jsonl").exists()
 
 
-def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_non_empty_folder_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(UsageError, match="not empty"):
         make_solids(tmp_path, num=1)
@@ -81,7 +81,7 @@ def test_a_folder_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("num", 0), ("num", -1), ("seed", -1)])
-def test_impossible_values_are_refused_before_anything_is_written(tmp_path: Path, key: str, value: int) -> None:
+def test_invalid_values_are_refused_before_anything_is_written(tmp_path: Path, key: str, value: int) -> None:
     with pytest.raises(UsageError, match=f"--{key} is {value}"):
         make_solids(tmp_path / "solids", **{key: value})
     assert not (tmp_path / "solids").exists()
@@ -98,7 +98,7 @@ def test_every_mesh_is_small_watertight_and_faces_outwards() -> None:
         assert volume(mesh) > 0.05, item.kind
 
 
-def test_outlines_and_profiles_enclose_what_they_should() -> None:
+def test_outlines_and_profiles_have_the_right_volume() -> None:
     corner = extrusion([(0, 0), (2, 0), (2, 1), (1, 1), (1, 2), (0, 2)], 0, 1)
     assert volume(corner) == pytest.approx(3)
     assert volume(lathe([(1, 0), (1, 2)], 4)) == pytest.approx(4)
@@ -113,7 +113,7 @@ def test_captions_name_the_class_and_the_proportions_of_the_row() -> None:
         assert {word for word in words if word in every_word} == set(item.proportions.values()), item.caption
 
 
-def test_the_box_of_a_mesh_is_what_the_words_say() -> None:
+def test_the_bounding_box_matches_the_words() -> None:
     for item in ITEMS:
         width, height, depth = np.ptp(item.mesh.vertices, axis=0)
         ratios = {"height": height / np.sqrt(width * depth), "breadth": width / depth}
@@ -130,7 +130,7 @@ def test_captions_are_varied_and_use_the_right_article() -> None:
     assert not [caption for caption in captions if wrong.search(caption)]
 
 
-def test_no_caption_is_in_two_splits_and_paraphrased_spelling_does_not_escape() -> None:
+def test_splits_share_no_caption_whatever_its_spelling() -> None:
     splits = Counter(split_of(item.caption) for item in ITEMS)
     assert set(splits) == {"train", "validation"}
     assert 0.05 < splits["validation"] / len(ITEMS) < 0.17
@@ -138,7 +138,7 @@ def test_no_caption_is_in_two_splits_and_paraphrased_spelling_does_not_escape() 
     assert split_of(f"  {caption.upper()}.") == "validation"
 
 
-def test_every_class_and_word_stays_frequent_in_training() -> None:
+def test_every_class_and_word_is_frequent_in_training() -> None:
     trained = [item for item in ITEMS if split_of(item.caption) == "train"]
     kinds = Counter(item.kind for item in trained)
     assert min(kinds[kind] for kind in CLASSES) > 0.5 * len(trained) / len(CLASSES)

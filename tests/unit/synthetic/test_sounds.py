@@ -1,4 +1,4 @@
-"""The data set `sounds` and its judge: what is played, how it is said, and that it can be heard."""
+"""The dataset `sounds` and its judge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_rows(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
 
 
-def test_an_item_depends_on_its_seed_and_index_alone(tmp_path: Path) -> None:
+def test_an_item_depends_only_on_seed_and_index(tmp_path: Path) -> None:
     make_sounds(tmp_path / "few", num=2, seed=5)
     make_sounds(tmp_path / "more", num=3, seed=5)
     assert read_rows(tmp_path / "few") == read_rows(tmp_path / "more")[:2]
@@ -45,7 +45,7 @@ def test_an_item_depends_on_its_seed_and_index_alone(tmp_path: Path) -> None:
     assert draw_item(6, 0).caption != draw_item(5, 0).caption
 
 
-def test_the_folder_holds_what_the_rows_say(tmp_path: Path) -> None:
+def test_the_folder_matches_its_metadata(tmp_path: Path) -> None:
     make_sounds(tmp_path / "new", num=3, seed=2)
     about = {"name": "sounds", "version": 1, "num": 3, "rate": RATE, "seed": 2}
     assert json.loads((tmp_path / "new" / "dataset.json").read_text()) == about
@@ -59,7 +59,7 @@ def test_the_folder_holds_what_the_rows_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("num", 0), ("seed", -1)])
-def test_impossible_values_and_folders_in_use_are_refused(tmp_path: Path, key: str, value: int) -> None:
+def test_invalid_values_and_non_empty_folders_are_refused(tmp_path: Path, key: str, value: int) -> None:
     with pytest.raises(UsageError, match=f"--{key} is {value}"):
         make_sounds(tmp_path / "new", **{key: value})
     assert not (tmp_path / "new").exists()
@@ -70,7 +70,7 @@ def test_impossible_values_and_folders_in_use_are_refused(tmp_path: Path, key: s
         make_sounds(tmp_path / "mine.txt", num=1)
 
 
-def test_sounds_are_as_long_and_as_loud_as_promised() -> None:
+def test_clips_have_the_configured_length_and_loudness() -> None:
     for item in ITEMS:
         assert 1.0 <= len(item.wave) / RATE <= 4.0
         low, high = LOUDNESS[item.record["loudness"]]
@@ -78,7 +78,7 @@ def test_sounds_are_as_long_and_as_loud_as_promised() -> None:
     assert {item.record["timbre"] for item in ITEMS} == {*TIMBRES, *DRUMS, *NOISES}
 
 
-def test_captions_name_what_is_true_and_use_the_right_article() -> None:
+def test_captions_are_true_and_use_the_right_article() -> None:
     for item in ITEMS:
         words = re.findall(r"[a-z-]+", item.caption)
         if item.record["timbre"] != "whoosh":
@@ -94,7 +94,7 @@ def test_captions_name_what_is_true_and_use_the_right_article() -> None:
     assert len({item.caption for item in ITEMS}) > 0.9 * len(ITEMS)
 
 
-def test_no_caption_is_in_two_splits_and_withheld_pairs_are_in_theirs_alone() -> None:
+def test_splits_share_no_caption_and_withheld_pairs_have_their_own() -> None:
     splits: dict[str, set[str]] = {}
     for item in ITEMS:
         split = split_of(item.caption, item.record)
@@ -106,7 +106,7 @@ def test_no_caption_is_in_two_splits_and_withheld_pairs_are_in_theirs_alone() ->
     assert min(counts["validation"], counts["withheld"]) >= 5
 
 
-def test_the_judge_hears_what_was_played() -> None:
+def test_the_judge_recognises_synthesised_clips() -> None:
     right: dict[str, list[bool]] = {}
     for item in ITEMS:
         for name, value in match(item.record, judge(item.wave)).items():
@@ -115,7 +115,7 @@ def test_the_judge_hears_what_was_played() -> None:
     assert {name: np.mean(values) >= 0.98 for name, values in right.items()} == dict.fromkeys(right, True)
 
 
-def test_the_judge_stands_noise_and_eight_bits() -> None:
+def test_the_judge_tolerates_noise_and_eight_bits() -> None:
     rng = np.random.default_rng(0)
     right: list[bool] = []
     for item in ITEMS[:60]:
@@ -127,20 +127,20 @@ def test_the_judge_stands_noise_and_eight_bits() -> None:
 
 @pytest.mark.parametrize("timbre", TIMBRES)
 @pytest.mark.parametrize("register", REGISTERS)
-def test_each_timbre_is_heard_in_each_register(timbre: str, register: str) -> None:
+def test_each_timbre_is_recognised_in_each_register(timbre: str, register: str) -> None:
     record = SoundRecord(
         kind="run", timbre=timbre, register=register, tempo="medium", direction="falling", loudness="loud"
     )
     assert all(match(record, judge(render(np.random.default_rng(3), record))).values())
 
 
-def test_the_judge_is_not_led_by_the_words() -> None:
+def test_the_judge_rejects_wrong_attributes() -> None:
     record = SoundRecord(kind="run", timbre="flute", register="high", tempo="fast", direction="rising", loudness="loud")
     wrong = SoundRecord(kind="run", timbre="organ", register="low", tempo="slow", direction="falling", loudness="quiet")
     assert not any(match(wrong, judge(render(np.random.default_rng(0), record))).values())
 
 
-def test_nothing_is_heard_in_silence_and_in_what_is_no_sound() -> None:
+def test_silence_and_invalid_clips_have_no_timbre() -> None:
     for wave in (np.zeros(RATE), np.zeros(0), np.full(RATE, np.nan)):
         assert judge(wave) == SILENCE
     assert judge(np.array([0.5])).tempo is None

@@ -23,7 +23,7 @@ from quintet.families.audio_codec.config import AudioCodecModelConfig
 from quintet.families.audio_codec.layers import Conv, FrameMask, Layer, Memory, Residual, ResidualUnit, Stack, Upsample
 from quintet.families.audio_codec.polar import FromPolar, ToPolar
 from quintet.families.audio_codec.pretrained import CodecProperties, PretrainedCodec
-from quintet.nn.quantize import PartedQuantizer, Quantized, Quantizer, ResidualQuantizer, configured_quantizer
+from quintet.nn.quantize import ProductQuantizer, Quantized, Quantizer, ResidualQuantizer, configured_quantizer
 
 __all__ = ["AudioCodec", "DecodeStream", "EncodeStream", "PretrainedCodec", "Reconstruction"]
 
@@ -66,7 +66,7 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
     def codebooks(self) -> Tensor:
         """The vectors of the codes of each quantizer, (num_quantizers, num_codes, dim)."""
         quantizers: list[Quantizer] = [self.quantizer]
-        if isinstance(self.quantizer, ResidualQuantizer | PartedQuantizer):
+        if isinstance(self.quantizer, ResidualQuantizer | ProductQuantizer):
             quantizers = [self.quantizer.level(level) for level in range(self.num_quantizers)]
         codes = torch.arange(self.num_codes, device=next(self.parameters()).device)
         return torch.stack([quantizer.look_up(codes) for quantizer in quantizers]).detach()
@@ -162,7 +162,7 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
     def _quantized(
         self, latents: Tensor, valid: Tensor, active_levels: Tensor | None, return_candidates: bool
     ) -> Quantized:
-        if isinstance(self.quantizer, ResidualQuantizer | PartedQuantizer):
+        if isinstance(self.quantizer, ResidualQuantizer | ProductQuantizer):
             return self.quantizer(latents, valid, return_candidates, active_levels)  # type: ignore[no-any-return]
         return self.quantizer(latents, valid, return_candidates)  # type: ignore[no-any-return]
 

@@ -91,7 +91,9 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
 
     def _run(self, requested: Prompts, negative: str | None, mesh: str | Path | None) -> tuple[list[Mesh], list[bool]]:
         """The meshes, and which of them ended with the end token."""
-        check_prompts(self.config.model, requested.texts, negative, self.config.sample.guidance_scale, self.guidance)
+        check_prompts(
+            self.config.model, requested.texts, negative, self.config.sample.guidance_scale, self.guidance_scale
+        )
         meshes: list[Mesh] = []
         ended: list[bool] = []
         with self.inference():
@@ -118,7 +120,7 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         return self.transformer.generate(
             [""] * len(texts) if self.unconditional else texts,
             rng,
-            Sampling(config.temperature, config.top_k, config.top_p, self.guidance),
+            Sampling(config.temperature, config.top_k, config.top_p, self.guidance_scale),
             negative=negative,
             face_counts=[config.faces] * len(texts) if config.faces else None,
             prompts=None if part is None else [part] * len(texts),

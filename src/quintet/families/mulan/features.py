@@ -30,12 +30,12 @@ class MuLaNFeatures:
         self.seconds = config.data.seconds
 
     @property
-    def rate(self) -> int:
+    def sample_rate(self) -> int:
         return self.tower.config.sample_rate
 
     @property
     def token_rate(self) -> float:
-        return self.rate / self._step
+        return self.sample_rate / self._step
 
     @property
     def depth(self) -> int:
@@ -46,9 +46,9 @@ class MuLaNFeatures:
         return weights_digest(f"mulan {self.seconds:g} s", self.mulan)
 
     @torch.no_grad()
-    def states(self, wave: Tensor, layer: int) -> Tensor:
+    def hidden_states(self, wave: Tensor, layer: int) -> Tensor:
         wave = wave.to(self.tower.mean)
-        window = self._step * max(1, int(self.seconds * self.rate / self._step))
+        window = self._step * max(1, int(self.seconds * self.sample_rate / self._step))
         whole = wave[: len(wave) // window * window].view(-1, window)
         parts = [
             self._states(windows, layer).flatten(0, 1)

@@ -73,7 +73,7 @@ class MuLaNTask(Task[MuLaNConfig]):
             with torch.no_grad():
                 views = [Statistics(rows={"views": _views(self._vectors(modules, batch))}) for batch in held]
             vectors = sum(views, Statistics()).over_ranks().rows["views"].flatten(0, 1)
-            self.quantizer.quantizer.initialise(vectors, seed_from(self.config.train.seed, "codebook"))
+            self.quantizer.quantizer.init_from_data(vectors, seed_from(self.config.train.seed, "codebook"))
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         vectors = self._vectors(modules, batch)

@@ -96,7 +96,9 @@ class AudioSpectrogramTransformer(nn.Module):
         patches = self._patches(self._normalised(waves, frames))
         columns = patches.shape[1] // self.config.grid[0]
         positions = self._positions(columns, patches.device).expand(len(patches), -1)
-        blocks = self.transformer.hidden(self.project(patches), self._valid_patches(frames, columns), places=positions)
+        blocks = self.transformer.hidden(
+            self.project(patches), self._valid_patches(frames, columns), position_ids=positions
+        )
         state = next(islice(blocks, layer - 1, None))
         return rearrange(state, "b (rows columns) d -> b columns rows d", columns=columns).mean(2)
 
@@ -224,7 +226,7 @@ class TextTransformer(nn.Module):
 
 def _transformer(config: TowerConfig, **positions: Any) -> Transformer:
     shape = (config.dim, config.depth, config.heads, config.head_dim)
-    return Transformer(*shape, multiplier=config.ff_mult, dropout=config.dropout, **positions)
+    return Transformer(*shape, ff_mult=config.ff_mult, dropout=config.dropout, **positions)
 
 
 def pooled_states(
@@ -235,7 +237,7 @@ def pooled_states(
     Returns (batch, states, dim).
     """
     states = []
-    for number, state in enumerate(transformer.hidden(x, mask, places=positions)):
+    for number, state in enumerate(transformer.hidden(x, mask, position_ids=positions)):
         last = state
         if number in after:
             states.append(_mean(state, mask))

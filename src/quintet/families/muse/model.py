@@ -70,7 +70,7 @@ class Stage(nn.Module):
         self.maskgit = maskgit
         self.tokenizer = tokenizer
         self.critic = critic
-        self.settings = settings or Sampling(guidance=3.0)
+        self.settings = settings or Sampling(guidance_scale=3.0)
 
     def generate_tokens(
         self,

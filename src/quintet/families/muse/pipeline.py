@@ -66,7 +66,7 @@ class MusePipeline(MaskGitPipeline[MuseConfig]):
         """
         requests = Prompts.of(prompts, num, seed)
         check_prompts(
-            self.config.model, requests.texts, negative_prompt, self.config.sample.guidance_scale, self.guidance
+            self.config.model, requests.texts, negative_prompt, self.config.sample.guidance_scale, self.guidance_scale
         )
         canvas = self._read_canvas(image, mask)
         images: list[Tensor] = []

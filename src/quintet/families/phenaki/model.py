@@ -50,7 +50,7 @@ class Phenaki(nn.Module):
         self.maskgit = maskgit
         self.cvivit = cvivit
         self.critic = critic
-        self.settings = settings or Sampling(guidance=3.0)
+        self.settings = settings or Sampling(guidance_scale=3.0)
         self.overlap = overlap
         self.frame_autoregressive = frame_autoregressive
         self.later_steps = later_steps
@@ -261,7 +261,7 @@ class Phenaki(nn.Module):
         maskable[:, :known] = False
         cond, uncond = conditioning
         if not valid.all():
-            cond = {**cond, "there": valid}
+            cond = {**cond, "valid_mask": valid}
         return fill(
             self.maskgit,
             tokens,

@@ -77,7 +77,7 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
         requests = Prompts.of(" / ".join(scenes) if scenes else prompts, num, seed)
         config, phenaki = self.config, self.phenaki()
         check_prompts(
-            config.model, scenes or requests.texts, negative_prompt, config.sample.guidance_scale, self.guidance
+            config.model, scenes or requests.texts, negative_prompt, config.sample.guidance_scale, self.guidance_scale
         )
         length = 1 if images else frames or config.sample.frames
         if length is not None and not scenes:

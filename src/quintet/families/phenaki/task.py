@@ -64,7 +64,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         conditioning = self._texts(batch, keep)
         if valid is not None:
             codes = codes.masked_fill(~valid, 0)
-            conditioning["there"] = valid
+            conditioning["valid_mask"] = valid
         known = self._known_codes(batch) if train and self.config.loss.continuation_prob else None
         return MaskGitInputs(codes, conditioning, valid, known)
 
@@ -78,7 +78,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         positions = prod(codes.shape[2:])
         valid = (indices <= chosen[:, None]).repeat_interleave(positions, 1)
         known = (indices < chosen[:, None]).repeat_interleave(positions, 1)
-        conditioning = self._texts(batch, keep) | {"there": valid}
+        conditioning = self._texts(batch, keep) | {"valid_mask": valid}
         return MaskGitInputs(codes.flatten(1).masked_fill(~valid, 0), conditioning, valid, known)
 
     def _latent_frames_to_predict(self, batch: Batch, lengths: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
         return [wave[:length] for wave, length in zip(self.codec.decode(codes).float().cpu(), lengths, strict=True)]
 
     @property
-    def guidance(self) -> float:
+    def guidance_scale(self) -> float:
         """The guidance scale; 1 (no guidance) if the model was trained without dropping its conditioning."""
         possible = self.config.model.conditioned and self.config.loss.cond_drop_prob > 0
         return self.config.sample.guidance_scale if possible else 1.0
@@ -184,7 +184,9 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
     def sampling(self) -> list[masked.Sampling]:
         """The decoding settings of each level; `sample.steps` of levels that the codec does not have are ignored."""
         config, num_quantizers = self.config.sample, self.soundstorm.num_quantizers
-        settings = masked.settings_of(config, config.steps[0], self.guidance, config.top_k, config.greedy_last_step)
+        settings = masked.sampling_from_config(
+            config, config.steps[0], self.guidance_scale, config.top_k, config.greedy_last_step
+        )
         return decoding.level_settings(settings, config.steps[:num_quantizers], num_quantizers)
 
     def _check(self, texts: Sequence[str]) -> None:
@@ -201,7 +203,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
                 "sample.best_of above 1 compares clips with their text: it needs --text, and a model trained with "
                 "--condition"
             )
-        if self.config.sample.guidance_scale != self.guidance:
+        if self.config.sample.guidance_scale != self.guidance_scale:
             say("warning: generating without guidance, because the model was trained with loss.cond_drop_prob=0")
 
     def _num_frames(self, seconds: float | None) -> int:

@@ -86,7 +86,7 @@ class SoundStormTask(Task[SoundStormConfig]):
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         loss, model = self.config.loss, self.soundstorm
-        schedule = masked.SCHEDULES[loss.mask_schedule]
+        schedule = masked.MASK_SCHEDULES[loss.mask_schedule]
         masked_codes = mask_codes(
             batch["codes"], batch["frames"], batch.rng, model.mask_id, schedule, loss.mask_span, loss.coarse_bias
         )
@@ -137,7 +137,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         """Loss of classifying whether a code that the generator predicted is the original one."""
         masked_codes, logits = output["masked_codes"], output["logits"]
         noise = batch.rng.uniform("critic", masked_codes.where.shape[1]).to(logits.device)[masked_codes.where]
-        predicted = filters.guesses(logits.detach(), noise)
+        predicted = filters.sample_on_device(logits.detach(), noise)
         scores = modules["soundstorm"](
             masked_codes.filled(predicted),
             output["conditioning"],
@@ -157,7 +157,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         sums: dict[str, Tensor] = {}
         for level in range(self.soundstorm.num_quantizers):
             name, levels = f"level_{level + 1}", torch.full_like(no_prompt, level)
-            schedule = masked.SCHEDULES[self.config.loss.mask_schedule]
+            schedule = masked.MASK_SCHEDULES[self.config.loss.mask_schedule]
             masked_codes = mask_level(
                 codes, frames, no_prompt, levels, batch.rng, self.soundstorm.mask_id, schedule, name=name
             )

@@ -1,12 +1,13 @@
-"""Quantizers whose codes are a fixed grid, not a codebook: LFQ (MAGVIT-v2, 2310.05737) and FSQ (2309.15505).
+"""Quantizers with a fixed grid of codes instead of a codebook: LFQ (MAGVIT-v2, 2310.05737) and FSQ (2309.15505).
 
-LFQ: a code is the signs of log2(codes) numbers. The entropy loss asks every vector to be sure of its code, and all
-vectors together to use all codes. The paper's softmax over all codes, of exp(2 * inverse_temperature * latent . code),
-is a product of one coin per bit with log odds 4 * inverse_temperature * scale * latent. So the entropy of a vector is
-the sum of its coins' entropies, and the mean distribution over all 2^bits codes is one matrix product of the
-distributions of two halves of the bits: exact, with 2^bits numbers in memory instead of positions * 2^bits.
+LFQ: a code is the signs of log2(codes) numbers. The entropy loss minimises the entropy of each vector's code
+distribution and maximises the entropy of the batch's mean distribution. The paper's softmax over all codes, of
+exp(2 * inverse_temperature * latent . code), factorises into independent bits with log odds
+4 * inverse_temperature * scale * latent. So the entropy of a vector is the sum of the entropies of its bits, and the
+mean distribution over all 2^bits codes is one matrix product of the distributions of two halves of the bits: exact,
+with 2^bits numbers in memory instead of positions * 2^bits.
 
-FSQ: each of a few numbers is bounded and rounded. There is no auxiliary loss, and nothing that could collapse.
+FSQ: each of a few numbers is bounded and rounded. It has no auxiliary loss and no codebook that could collapse.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from quintet.nn.quantize.base import SingleQuantizer
 
 
 class LookupFreeQuantizer(SingleQuantizer):
-    """Codes are signs; the first dimension is the highest bit, and each is `scale` or `-scale`.
+    """LFQ: codes are signs; the first dimension is the highest bit, and values are `scale` or `-scale`.
 
     loss = `entropy_weight` * (entropy of a vector - `diversity_gamma` * entropy of the batch)
     + `commitment_weight` * mean squared distance, all as means over the global batch; entropies in nats.
-    With `inverse_temperature` 100 and codes at 1 a number is undecided only within about 0.01 of 0.
-    `depth` is the level in a residual quantizer: the codes lie at scale 2^-depth.
+    With `inverse_temperature` 100 and scale 1, a bit is uncertain only within about 0.01 of 0. `depth` is the level
+    in a residual quantizer: the scale is 2^-depth.
     """
 
     def __init__(
@@ -51,10 +52,10 @@ class LookupFreeQuantizer(SingleQuantizer):
         self.scale = 2.0**-depth
 
     def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
-        return ((latents > 0).long() << places(self.code_dim, latents.device)).sum(-1)
+        return ((latents > 0).long() << bit_shifts(self.code_dim, latents.device)).sum(-1)
 
     def look_up(self, codes: Tensor) -> Tensor:
-        bits = (codes[:, None] >> places(self.code_dim, codes.device)) & 1
+        bits = (codes[:, None] >> bit_shifts(self.code_dim, codes.device)) & 1
         return (2 * bits - 1).to(self.placement.dtype) * self.scale
 
     def auxiliary_loss(self, latents: Tensor, values: Tensor, valid: Tensor | None) -> Tensor:
@@ -67,38 +68,38 @@ class LookupFreeQuantizer(SingleQuantizer):
         entropies = -(no.exp() * no + yes.exp() * yes).sum(-1)
         distances = (latents - values).square().mean(-1)
         sums = torch.stack([weights.sum(), weights @ entropies, weights @ distances])
-        # One message for all of it; what follows is the same on every rank.
+        # One collective for all sums; the rest is the same on every rank.
         sums = collectives.sum_over_ranks(torch.cat([sums, (high.t() @ low).flatten()]))
         means = sums[1:] / sums[0].detach().clamp(min=1)
         entropy, distance, average = means[0], means[1], means[2:]
-        # A code of probability 0 has entropy 0 and no infinite gradient.
+        # Avoids an infinite gradient for codes of probability 0.
         diversity = -(average * average.clamp(min=torch.finfo(average.dtype).tiny).log()).sum()
         entropy_loss = entropy - self.diversity_gamma * diversity
         return self.entropy_weight * entropy_loss + self.commitment_weight * distance
 
 
-def places(bits: int, device: torch.device) -> Tensor:
-    """Where each dimension's bit stands in the code, highest first."""
+def bit_shifts(bits: int, device: torch.device) -> Tensor:
+    """The bit index of each dimension in the code, highest first, `(bits,)`."""
     return torch.arange(bits - 1, -1, -1, device=device)
 
 
 def joint_probabilities(no: Tensor, yes: Tensor) -> Tensor:
-    """The probabilities `(n, 2^bits)` of all words of independent bits, of log probabilities `(n, bits)`.
+    """Probabilities `(n, 2^bits)` of all combinations of independent bits, from log probabilities `(n, bits)`.
 
-    The logarithms all have one sign, so that their sums, one matrix product, lose no digits.
+    All logarithms have the same sign, so their sums, computed as one matrix product, lose no precision.
     """
     bits = no.shape[-1]
-    words = torch.arange(2**bits, device=no.device)[:, None] >> places(bits, no.device) & 1
+    words = torch.arange(2**bits, device=no.device)[:, None] >> bit_shifts(bits, no.device) & 1
     chosen = torch.cat([1 - words, words], -1).to(no.dtype)
     return (torch.cat([no, yes], -1) @ chosen.t()).exp()
 
 
 def bits_of(num_codes: int) -> int:
-    """log2, of a power of two."""
+    """log2 of `num_codes`, which must be a power of two."""
     bits = max(num_codes, 0).bit_length() - 1
     if bits < 1 or num_codes != 2**bits:
         below = 2 ** max(bits, 1)
-        raise UsageError(f"LFQ needs a power of two as num_codes, not {num_codes}; take {below} or {2 * below}.")
+        raise UsageError(f"LFQ needs a power of two as num_codes, not {num_codes}; use {below} or {2 * below}.")
     return bits
 
 
@@ -109,18 +110,18 @@ LEVEL_SIZES: dict[int, tuple[int, ...]] = {
     2**14: (8, 8, 8, 6, 5),
     2**16: (8, 8, 8, 5, 5, 5),
 }
-"""The paper's grids for the usual sizes of codebooks. Their products are near the size, not equal to it."""
+"""The paper's grids for common codebook sizes. The product of the level sizes is close to the codebook size."""
 
 MARGIN = 1e-3
-"""How far beyond the outermost grid points the bounded numbers reach, so that those points can be reached."""
+"""Relative margin of bounded values beyond the outermost grid points, so that those points can be reached."""
 
 
 class FiniteScalarQuantizer(SingleQuantizer):
-    """Dimension i has `level_sizes[i]` grid points in [-1, 1], 0 among them; the first one is the lowest digit.
+    """FSQ: dimension i has `level_sizes[i]` grid points in [-1, 1], including 0; the first is the lowest digit.
 
-    `num_codes` is the product of the level sizes. An even number of points reaches one further below 0 than
-    above. `depth` is the level in a residual quantizer: the grid is smaller by (size - 1)^depth, which is what
-    the rounding of the level before leaves over.
+    `num_codes` is the product of the level sizes. A grid with an even number of points has one more point below 0 than
+    above. `depth` is the level in a residual quantizer: the grid is smaller by (size - 1)^depth, the size of the
+    rounding error of the previous level.
     """
 
     def __init__(self, dim: int, level_sizes: Sequence[int], *, depth: int = 0) -> None:
@@ -134,19 +135,19 @@ class FiniteScalarQuantizer(SingleQuantizer):
         sizes, widths = self._sizes(latents), self._widths(latents)
         reach = (sizes - 1) * (1 + MARGIN) / 2
         offsets = (sizes % 2 == 0) / 2
-        # The shift makes 0 in be 0 out, although an even grid is not symmetric.
+        # The shift maps 0 to 0, although an even grid is not symmetric.
         shifts = (offsets / reach).atanh()
         return ((latents + shifts).tanh() * reach - offsets) / widths
 
     def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
         sizes, widths = self._sizes(latents), self._widths(latents)
-        # A NaN must not become an index: the step that made it is skipped, but only after this.
+        # A NaN must not become an index: the step that produced it is skipped only later.
         steps = (latents * (widths / self._scales(latents))).nan_to_num().round()
         digits = (steps + widths).clamp(min=0).minimum(sizes - 1)
-        return (digits.long() * self._places(latents.device)).sum(-1)
+        return (digits.long() * self._strides(latents.device)).sum(-1)
 
     def look_up(self, codes: Tensor) -> Tensor:
-        digits = codes[:, None] // self._places(codes.device) % torch.tensor(self.level_sizes, device=codes.device)
+        digits = codes[:, None] // self._strides(codes.device) % torch.tensor(self.level_sizes, device=codes.device)
         widths = self._widths(self.placement)
         return (digits - widths) * (self._scales(widths) / widths)
 
@@ -157,20 +158,20 @@ class FiniteScalarQuantizer(SingleQuantizer):
         return like.new_tensor(self.level_sizes)
 
     def _widths(self, like: Tensor) -> Tensor:
-        """Grid steps from 0 to -1."""
+        """Number of grid steps from 0 to -1."""
         return like.new_tensor([size // 2 for size in self.level_sizes])
 
     def _scales(self, like: Tensor) -> Tensor:
         return like.new_tensor([float(size - 1) ** -self.depth for size in self.level_sizes])
 
-    def _places(self, device: torch.device) -> Tensor:
-        """What one step of each digit adds to the code."""
+    def _strides(self, device: torch.device) -> Tensor:
+        """The weight of each digit in the code, `(code_dim,)`."""
         return torch.tensor([math.prod(self.level_sizes[:i]) for i in range(self.code_dim)], device=device)
 
 
 def grid_for(num_codes: int) -> tuple[int, ...]:
-    """The paper's level sizes for about so many codes."""
+    """The paper's level sizes for about `num_codes` codes."""
     if num_codes not in LEVEL_SIZES:
         known = ", ".join(map(str, LEVEL_SIZES))
-        raise UsageError(f"FSQ has no grid for {num_codes} codes; take one of {known}, or give level_sizes.")
+        raise UsageError(f"FSQ has no default grid for {num_codes} codes; use one of {known}, or set level_sizes.")
     return LEVEL_SIZES[num_codes]

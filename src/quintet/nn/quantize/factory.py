@@ -1,4 +1,4 @@
-"""Owns the way from a config's words to a quantizer."""
+"""Builds quantizers by name: `vq`, `lfq` or `fsq`, single, residual or as a product of residual quantizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from quintet.errors import UsageError
 from quintet.nn.quantize.base import Quantizer, SingleQuantizer
 from quintet.nn.quantize.codebook_free import FiniteScalarQuantizer, LookupFreeQuantizer, bits_of, grid_for
-from quintet.nn.quantize.residual import PartedQuantizer, ResidualQuantizer
+from quintet.nn.quantize.residual import ProductQuantizer, ResidualQuantizer
 from quintet.nn.quantize.vector import VectorQuantizer
 
 Kind = Literal["vq", "lfq", "fsq"]
@@ -21,22 +21,24 @@ _CLASSES: dict[str, type[SingleQuantizer]] = {
     "lfq": LookupFreeQuantizer,
     "fsq": FiniteScalarQuantizer,
 }
-_GIVEN_OTHERWISE = {"self", "dim", "num_codes", "depth"}
+_POSITIONAL = {"self", "dim", "num_codes", "depth"}
 
 
 def make_quantizer(kind: Kind, dim: int, num_codes: int, levels: int | Sequence[int] = 1, **options: Any) -> Quantizer:
-    """A quantizer of a model's `dim`: single for `levels=1`, residual for more, in equal parts for several numbers.
+    """A quantizer of vectors of dimension `dim`.
 
-    `options` are the keywords of the kind's class, and `shared=True` for one VQ codebook on all levels. FSQ
-    takes the paper's grid for `num_codes`, or `level_sizes` with `num_codes` as their product.
+    `levels=1` is a single quantizer, a larger number a residual quantizer, and several numbers a product quantizer
+    with one residual quantizer per equal part of the vector. `options` are keyword arguments of the quantizer's class,
+    and `shared=True` uses one VQ codebook for all levels. FSQ uses the paper's grid for `num_codes`, or `level_sizes`,
+    whose product must be `num_codes`.
     """
     if kind not in _CLASSES:
-        raise UsageError(f"There is no quantizer {kind!r}; take one of {', '.join(_CLASSES)}.")
+        raise UsageError(f"Unknown quantizer {kind!r}; use one of {', '.join(_CLASSES)}.")
     if min([levels] if isinstance(levels, int) else levels, default=0) < 1:
         raise UsageError(f"A quantizer needs levels of at least 1, not {levels}.")
     shared = bool(options.pop("shared", False))
     if shared and kind != "vq":
-        raise UsageError(f"Only vq has a codebook that levels can share; leave shared off for {kind}.")
+        raise UsageError(f"Only vq has a codebook that levels can share; set shared=False for {kind}.")
     _check_options(kind, options)
     if kind == "fsq":
         options["level_sizes"] = _level_sizes(num_codes, options.get("level_sizes"))
@@ -45,13 +47,13 @@ def make_quantizer(kind: Kind, dim: int, num_codes: int, levels: int | Sequence[
     if isinstance(levels, int):
         return _residual(kind, dim, num_codes, levels, options, shared)
     if dim % len(levels):
-        raise UsageError(f"A vector of {dim} numbers has no {len(levels)} equal parts.")
+        raise UsageError(f"A vector of dimension {dim} cannot be split into {len(levels)} equal parts.")
     own = dim // len(levels)
-    return PartedQuantizer([_residual(kind, own, num_codes, each, dict(options), shared) for each in levels])
+    return ProductQuantizer([_residual(kind, own, num_codes, each, dict(options), shared) for each in levels])
 
 
 def configured_quantizer(keys: Any, dim: int, levels: int | Sequence[int], **options: Any) -> Quantizer:
-    """The quantizer that the keys `model.quantizer` and `model.codebook_size` ask for; an error names them."""
+    """The quantizer of the keys `model.quantizer` and `model.codebook_size`; errors name these keys."""
     try:
         return make_quantizer(keys.quantizer, dim, keys.codebook_size, levels, **options)
     except UsageError as error:
@@ -70,7 +72,7 @@ def _residual(
 
 
 def _check_options(kind: Kind, options: dict[str, Any]) -> None:
-    known = set(inspect.signature(_CLASSES[kind]).parameters) - _GIVEN_OTHERWISE
+    known = set(inspect.signature(_CLASSES[kind]).parameters) - _POSITIONAL
     for name in options:
         if name not in known:
             nearest = difflib.get_close_matches(name, known, 1, 0)
@@ -78,18 +80,18 @@ def _check_options(kind: Kind, options: dict[str, Any]) -> None:
             raise UsageError(f"The quantizer {kind} has no option {name!r}{hint}")
 
 
-def _level_sizes(num_codes: int, given: Sequence[int] | None) -> Sequence[int]:
-    if given is None:
+def _level_sizes(num_codes: int, sizes: Sequence[int] | None) -> Sequence[int]:
+    if sizes is None:
         return grid_for(num_codes)
-    if math.prod(given) != num_codes:
-        raise UsageError(f"level_sizes {list(given)} make {math.prod(given)} codes: set num_codes to that.")
-    return given
+    if math.prod(sizes) != num_codes:
+        raise UsageError(f"level_sizes {list(sizes)} have {math.prod(sizes)} codes: set num_codes to that.")
+    return sizes
 
 
 def _code_dim(kind: Kind, dim: int, num_codes: int, options: dict[str, Any]) -> int:
     if kind == "vq":
-        given = options.pop("code_dim", None)
-        return dim if given is None else int(given)
+        code_dim = options.pop("code_dim", None)
+        return dim if code_dim is None else int(code_dim)
     return len(options["level_sizes"]) if kind == "fsq" else bits_of(num_codes)
 
 

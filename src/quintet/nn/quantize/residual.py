@@ -1,5 +1,6 @@
-"""Residual quantization (SoundStream, 2107.03312): each level quantizes what the levels before left over, of whole
-vectors or of parts of them, each with levels of its own.
+"""Residual quantization (SoundStream, 2107.03312): each level quantizes the residual of the previous levels.
+
+`ProductQuantizer` splits vectors into parts, with one residual quantizer per part.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from quintet.nn.quantize.vector import VectorQuantizer
 
 
 class LevelledQuantizer(Quantizer):
-    """A quantizer whose codes have several levels; they may lack the last ones, or have -1 there."""
+    """Base class of quantizers with codes `(batch, positions, levels)`; the last levels may be missing or -1."""
 
     code_axes = 1
 
     def check_levels(self, codes: Tensor) -> None:
         if codes.shape[-1] > self.levels:
-            raise UsageError(f"These codes have {codes.shape[-1]} levels, but the quantizer has {self.levels}.")
+            raise UsageError(f"The codes have {codes.shape[-1]} levels, but the quantizer has {self.levels}.")
 
     def values_of(self, codes: Tensor) -> Tensor:
         return self.look_up(codes)
@@ -34,13 +35,13 @@ class LevelledQuantizer(Quantizer):
 
 
 class ResidualQuantizer(LevelledQuantizer):
-    """`levels` quantizers in a row in one code space; their values add up, their losses are averaged.
+    """`levels` quantizers in sequence in one code space; their values are summed, their losses averaged.
 
-    `build(level)` makes the quantizer of a level, without projections of its own. `shared` (VQ): one codebook
-    serves all levels. LFQ and FSQ are to be built with `depth=level`, which makes their grids finer.
+    `build(level)` returns the quantizer of a level, without projections. `shared` (VQ) uses one codebook for all
+    levels. LFQ and FSQ must be built with `depth=level`, which makes their grids finer.
 
-    Straight-through is applied once, to the sum: applied at each level, as is often done, it would multiply
-    the gradient of the input by the number of levels. Statistics stand under the number of their level.
+    The straight-through gradient is applied once, to the sum. Applied at each level, as is often done, it would
+    multiply the gradient of the input by the number of levels. Statistics have the level as prefix.
     """
 
     def __init__(self, dim: int, levels: int, build: Callable[[int], SingleQuantizer], shared: bool = False) -> None:
@@ -50,11 +51,11 @@ class ResidualQuantizer(LevelledQuantizer):
         first = quantizers[0]
         super().__init__(dim, first.code_dim, first.num_codes)
         if any((each.dim, each.code_dim) != (self.code_dim, self.code_dim) for each in quantizers):
-            raise UsageError("The levels of a residual quantizer need one dimension, and no projection, in common.")
+            raise UsageError("The levels of a residual quantizer need the same dimension and no projections.")
         if shared and not isinstance(first, VectorQuantizer):
-            raise UsageError("Only VQ has a codebook that residual levels can share; leave shared off.")
+            raise UsageError("Only VQ has a codebook that residual levels can share; set shared=False.")
         if any(isinstance(each, VectorQuantizer) and each.cosine for each in quantizers):
-            raise UsageError("cosine compares directions only, of which no residual is left; use it with levels=1.")
+            raise UsageError("cosine compares only directions, which leave no residual; use it with levels=1.")
         self.levels = levels
         self.shared = shared
         self.quantizers = nn.ModuleList(quantizers)
@@ -66,11 +67,11 @@ class ResidualQuantizer(LevelledQuantizer):
         return_candidates: bool = False,
         active_levels: Tensor | None = None,
     ) -> Quantized:
-        """`active_levels (batch,)`: an item uses only its first so many levels; its codes beyond are -1."""
+        """`active_levels (batch,)`: number of levels that an item uses; its codes of later levels are -1."""
         with torch.autocast(x.device.type, enabled=False):
-            latents = self.enter(x, mask)
+            latents = self.to_latents(x, mask)
             assigned = self.assign(latents, mask, return_candidates, active_levels)
-            return self.leave(x, latents, assigned, complete=mask is None and active_levels is None)
+            return self.from_latents(x, latents, assigned, complete=mask is None and active_levels is None)
 
     def assign(
         self, latents: Tensor, mask: Tensor | None, return_candidates: bool, active_levels: Tensor | None = None
@@ -117,19 +118,19 @@ class ResidualQuantizer(LevelledQuantizer):
         for level, part in enumerate(parts):
             self.level(level).update(part, rng.seed_from(seed, level))
 
-    def start(self, latents: Tensor, seed: int) -> None:
+    def init_from_latents(self, latents: Tensor, seed: int) -> None:
         residuals = [latents]
         for level in range(self.levels):
             quantizer = self.level(level)
-            quantizer.start(residuals[-1], rng.seed_from(seed, level))
+            quantizer.init_from_latents(residuals[-1], rng.seed_from(seed, level))
             residuals.append(residuals[-1] - quantizer.look_up(quantizer.nearest(residuals[-1])))
         if self.shared:
-            # Each level was started alone to see what it leaves over; the one codebook has to serve them all.
-            self.level(0).start(torch.cat(residuals[:-1]), seed)
+            # The levels were initialised separately to compute the residuals; now the shared codebook is fitted to all.
+            self.level(0).init_from_latents(torch.cat(residuals[:-1]), seed)
 
 
 def active_positions(latents: Tensor, mask: Tensor | None, active_levels: Tensor | None, level: int) -> Tensor | None:
-    """Which positions `(batch, positions)` have this level; None for all."""
+    """Mask `(batch, positions)` of the positions that use this level; None for all."""
     if active_levels is None:
         return mask
     active = (active_levels > level)[:, None].expand(latents.shape[:2])
@@ -137,21 +138,21 @@ def active_positions(latents: Tensor, mask: Tensor | None, active_levels: Tensor
 
 
 def total(parts: list[Tensor]) -> Tensor:
-    """The sum, always in the order of the levels: encoding and decoding agree to the last bit."""
+    """The sum in the order of the levels, so that encoding and decoding agree to the last bit."""
     return functools.reduce(torch.add, parts)
 
 
-class PartedQuantizer(LevelledQuantizer):
-    """The levels of the first part of a vector, then those of the next; to others they are levels of one quantizer.
+class ProductQuantizer(LevelledQuantizer):
+    """Product quantizer: one residual quantizer per part of the vector, with the levels of all parts concatenated.
 
-    So the first few levels are all about the first part.
+    So the first levels encode only the first part.
     """
 
     def __init__(self, parts: Sequence[ResidualQuantizer]) -> None:
         dim = sum(part.dim for part in parts)
         super().__init__(dim, dim, parts[0].num_codes)
         if any(part.num_codes != self.num_codes for part in parts):
-            raise UsageError("The parts of a vector need codebooks of one size.")
+            raise UsageError("The parts of a product quantizer need the same codebook size.")
         self.levels = sum(part.levels for part in parts)
         self.parts = nn.ModuleList(parts)
 
@@ -162,13 +163,15 @@ class PartedQuantizer(LevelledQuantizer):
         return_candidates: bool = False,
         active_levels: Tensor | None = None,
     ) -> Quantized:
-        """`active_levels (batch,)`: an item uses only its first so many levels; its codes beyond are -1."""
-        found: list[Quantized] = []
+        """`active_levels (batch,)`: number of levels that an item uses; its codes of later levels are -1."""
+        results: list[Quantized] = []
         before = 0
         for part, own in zip(self._parts(), self._split(x), strict=True):
-            found.append(part(own, mask, return_candidates, None if active_levels is None else active_levels - before))
+            results.append(
+                part(own, mask, return_candidates, None if active_levels is None else active_levels - before)
+            )
             before += part.levels
-        return _joined(found)
+        return _joined(results)
 
     def assign(self, latents: Tensor, mask: Tensor | None, return_candidates: bool) -> Quantized:
         parts = zip(self._parts(), self._split(latents), strict=True)
@@ -200,24 +203,24 @@ class PartedQuantizer(LevelledQuantizer):
         for number, part in enumerate(self._parts()):
             part.update(statistics.strip_prefix(str(number)), rng.seed_from(seed, number))
 
-    def start(self, latents: Tensor, seed: int) -> None:
+    def init_from_latents(self, latents: Tensor, seed: int) -> None:
         for number, (part, own) in enumerate(zip(self._parts(), self._split(latents), strict=True)):
-            part.initialise(own, rng.seed_from(seed, number))
+            part.init_from_data(own, rng.seed_from(seed, number))
 
     def _parts(self) -> list[ResidualQuantizer]:
         return [part for part in self.parts if isinstance(part, ResidualQuantizer)]
 
     def _split(self, x: Tensor) -> Sequence[Tensor]:
         if x.shape[-1] != self.dim:
-            raise UsageError(f"This quantizer takes vectors of {self.dim}, not {x.shape[-1]}.")
+            raise UsageError(f"This quantizer takes vectors of dimension {self.dim}, not {x.shape[-1]}.")
         return torch.split(x, [part.dim for part in self._parts()], dim=-1)
 
 
-def _joined(found: Sequence[Quantized]) -> Quantized:
-    statistics = [own.statistics.with_prefix(str(number)) for number, own in enumerate(found)]
+def _joined(results: Sequence[Quantized]) -> Quantized:
+    statistics = [own.statistics.with_prefix(str(number)) for number, own in enumerate(results)]
     return Quantized(
-        torch.cat([own.vectors for own in found], -1),
-        torch.cat([own.codes for own in found], -1),
-        torch.stack([own.loss for own in found]).mean(),
+        torch.cat([own.vectors for own in results], -1),
+        torch.cat([own.codes for own in results], -1),
+        torch.stack([own.loss for own in results]).mean(),
         sum(statistics, Statistics()),
     )

@@ -1,7 +1,7 @@
-"""Owns vector quantization with a codebook of moving averages (VQ-VAE, 1711.00937, appendix A.1).
+"""Vector quantization with an EMA codebook (VQ-VAE, 1711.00937, appendix A.1).
 
-The codebook is no parameter. Each code is the moving average of the vectors assigned to it; a code that hardly
-anything is assigned to any more begins a new life as one of the vectors of the batch.
+The codebook is not a parameter. Each code is the moving average of the vectors assigned to it; a dead code, to which
+hardly any vectors are assigned, is replaced by a vector of the batch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from quintet.nn import kmeans
 from quintet.nn.quantize.base import SingleQuantizer
 
 SMOOTHING = 1e-5
-ROWS_PER_ITEM = 16
-"""Vectors of each item that may become codes in place of dead ones."""
+CANDIDATES_PER_ITEM = 16
+"""Number of vectors per item that may replace dead codes."""
 
 
 class VectorQuantizer(SingleQuantizer):
-    """A learnt codebook; the nearest code wins.
+    """VQ: a learned codebook with nearest-neighbour assignment.
 
-    `code_dim`: dimension of the codes, `dim` if not given. `cosine`: compare directions only; latents and codes
-    are then unit vectors. `commitment_weight`: of the mean squared distance of the latents to their codes.
-    `revive_below`: a code used less often than this in a global step, by its moving average, is dead (0 turns
-    revival off; keep it well below the mean, positions of a step / codes).
+    `code_dim`: dimension of the codes, by default `dim`. `cosine`: compare only directions; latents and codes are then
+    unit vectors. `commitment_weight`: weight of the mean squared distance between latents and their codes.
+    `revive_below`: a code is dead if the moving average of its uses per global step is below this (0 disables revival;
+    it should be well below the mean, positions per step / codes).
     """
 
     def __init__(
@@ -73,12 +73,14 @@ class VectorQuantizer(SingleQuantizer):
         distances = (latents - values).square().mean(-1)
         return self.commitment_weight * collectives.mean_over_ranks(distances, valid)
 
-    def report(self, latents: Tensor, codes: Tensor, mask: Tensor | None, return_candidates: bool) -> Statistics:
-        statistics = super().report(latents, codes, mask, return_candidates)
+    def collect_statistics(
+        self, latents: Tensor, codes: Tensor, mask: Tensor | None, return_candidates: bool
+    ) -> Statistics:
+        statistics = super().collect_statistics(latents, codes, mask, return_candidates)
         sums = kmeans.sums_by_code(latents.flatten(0, 1), self.bins(codes, mask), self.num_codes + 1)
         statistics.sums["vectors"] = sums[: self.num_codes]
         if return_candidates:
-            rows, real = spread_rows(latents, mask)
+            rows, real = select_candidates(latents, mask)
             statistics.rows["vectors"] = rows
             statistics.rows["real"] = real.to(torch.uint8)
         return statistics
@@ -93,54 +95,54 @@ class VectorQuantizer(SingleQuantizer):
         if "vectors" in statistics.rows:
             real = statistics.rows["real"].bool()
             self.revive(statistics.rows["vectors"][real], seed)
-            self.agree()
+            self.sync()
 
     def smooth_size(self) -> Tensor:
-        """The cluster sizes by Laplace's rule, of the same total: an unused code is not divided by 0."""
+        """The cluster sizes with Laplace smoothing and the same total, which avoids division by 0."""
         total = self.cluster_size.sum()
         return (self.cluster_size + SMOOTHING) / (total + self.num_codes * SMOOTHING) * total
 
     def revive(self, candidates: Tensor, seed: int) -> None:
-        """Put candidates, each at most once, in the place of dead codes.
+        """Replace dead codes by candidates `(n, code_dim)`, each at most once.
 
-        They begin at twice the limit, so a new code has log(2) / (1 - decay) steps to find vectors.
+        A new code starts with twice the usage limit, so it has log(2) / (1 - decay) steps to get vectors assigned.
         """
         dead = (self.cluster_size < self.revive_below).nonzero().flatten()
         generator = torch.Generator().manual_seed(rng.seed_from(seed, "revive"))
         chosen = torch.randperm(len(candidates), generator=generator)[: len(dead)]
-        places = dead[torch.randperm(len(dead), generator=generator)[: len(candidates)].to(dead.device)]
+        replaced = dead[torch.randperm(len(dead), generator=generator)[: len(candidates)].to(dead.device)]
         size = 2 * self.revive_below
-        self.codebook[places] = candidates[chosen.to(candidates.device)].to(self.codebook)
-        self.cluster_size[places] = size
-        self.vector_sums[places] = self.codebook[places] * size
+        self.codebook[replaced] = candidates[chosen.to(candidates.device)].to(self.codebook)
+        self.cluster_size[replaced] = size
+        self.vector_sums[replaced] = self.codebook[replaced] * size
 
-    def start(self, latents: Tensor, seed: int) -> None:
-        means = kmeans.start_codebook(latents, self.num_codes, seed)
+    def init_from_latents(self, latents: Tensor, seed: int) -> None:
+        means = kmeans.init_codebook(latents, self.num_codes, seed)
         self.codebook.copy_(self.bound(means))
         self.cluster_size.fill_(1)
         self.vector_sums.copy_(self.codebook)
-        self.agree()
+        self.sync()
 
-    def agree(self) -> None:
-        """What was drawn at random is the first rank's everywhere."""
+    def sync(self) -> None:
+        """Broadcast the codebook from the first rank, because random choices were made."""
         for tensor in (self.codebook, self.cluster_size, self.vector_sums):
             collectives.broadcast(tensor)
 
 
-def spread_rows(latents: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`ROWS_PER_ITEM` vectors of each item, evenly spread over its valid positions, and which of them are real.
+def select_candidates(latents: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`CANDIDATES_PER_ITEM` vectors of each item, evenly spaced over its valid positions, and a mask of real ones.
 
-    An item with fewer positions is filled up with rows that are not real: all ranks must bring as many.
+    Items with fewer positions are padded with rows that are not real, because all ranks need the same number of rows.
     """
     batch, positions, dim = latents.shape
     if mask is None:
         mask = torch.ones(batch, positions, dtype=torch.bool, device=latents.device)
-    seen = mask.cumsum(-1)
-    lengths = seen[:, -1:]
-    numbers = torch.arange(ROWS_PER_ITEM, device=latents.device)
-    chosen = torch.where(lengths > ROWS_PER_ITEM, numbers * lengths // ROWS_PER_ITEM, numbers)
-    # The position of the n-th valid vector is the first at which n + 1 have been seen.
-    where = torch.searchsorted(seen, chosen + 1).clamp(max=positions - 1)
+    counts = mask.cumsum(-1)
+    lengths = counts[:, -1:]
+    numbers = torch.arange(CANDIDATES_PER_ITEM, device=latents.device)
+    chosen = torch.where(lengths > CANDIDATES_PER_ITEM, numbers * lengths // CANDIDATES_PER_ITEM, numbers)
+    # The position of the n-th valid vector is the first at which the count reaches n + 1.
+    where = torch.searchsorted(counts, chosen + 1).clamp(max=positions - 1)
     real = chosen < lengths
     rows = latents.gather(1, where[..., None].expand(-1, -1, dim)).masked_fill(~real[..., None], 0)
     return rows.flatten(0, 1), real.flatten()
