@@ -42,7 +42,8 @@ def figures_of(data: Path, run: Path, steps: int) -> dict[str, Any]:
         cli.call(
             ["train", "mulan", str(data), "--out", str(run), "--preset", "small", f"train.steps={steps}",
              f"eval.every={steps}", f"sample.every={steps}", f"checkpoint.every={steps}",
-             f"eval.distinct_captions={POOL}", f"eval.zero_shot_labels={labels}", "eval.zero_shot_template=a {}", "eval.live=false"]
+             f"eval.distinct_captions={POOL}", f"eval.zero_shot_labels={labels}",
+             "eval.zero_shot_template=a {}", "eval.live=false"]
         )  # fmt: skip
     cli.call(["eval", str(run)])
     found: dict[str, Any] = json.loads((run / "eval.json").read_text(encoding="utf-8"))

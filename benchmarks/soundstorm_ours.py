@@ -1,8 +1,8 @@
 """quintet's SoundStorm as a worker.
 
 `soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the masked codes of the
-selected quantizers, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip. SIZES is
-`peer` (the peer's convolution) or `own` (the recipe's); SETTINGS is `peer` (the peer's sampling) or `own`.
+selected quantizers, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip.
+SIZES is `peer` (the peer's convolution) or `own` (the recipe's); SETTINGS is `peer` (the peer's sampling) or `own`.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ NEEDS_CAPTIONS = Captions(
 ABOUT: Mapping[str, GeneratorCase] = {
     "muse": GeneratorCase("vqgan", NEEDS_CAPTIONS, "model.text_length", "loss.cond_drop_prob"),
     "phenaki": GeneratorCase("cvivit", NEEDS_CAPTIONS, "model.text_length", "loss.cond_drop_prob"),
-    # It is conditioned on MuLaN embeddings of clips. Captions are optional: loss.caption_cond_prob embeds the captions of
-    # those clips that have one.
+    # It is conditioned on MuLaN embeddings of clips. Captions are optional: loss.caption_cond_prob embeds the captions
+    # of those clips that have one.
     "soundstorm": GeneratorCase(
         "audio-codec",
         Captions(

@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         (mulan, ("--layer", 1, "--clusters", 1), "at least 2"),
         (mulan, ("--layer", 1, "--clusters", 104), "is more than the 102 time steps"),
         (mulan, ("--clusters", 8), "also name a layer"),
-        (mulan, (), "is not a tokenizer: it has no codes to encode to; its layers make semantic tokens (--layer N)"),
+        (mulan, (), "recipe 'mulan' is not a tokenizer; use --layer N to encode semantic tokens"),
         (hubert, (), "--layer N"),
         (hubert, given, "are from another model"),
         (mulan, (*given, "--layer", 2), "are from layer 1"),

@@ -19,7 +19,7 @@ from typing import Any
 from quintet.data.index.entry import Entry, Scan, printable, read_sequence
 from quintet.data.index.folder import Tree
 from quintet.data.index.listing import list_media
-from quintet.data.index.shard_store import is_address
+from quintet.data.index.shard_store import is_url
 from quintet.errors import UnreadableItem
 from quintet.media import audio
 from quintet.media import image as images
@@ -239,7 +239,7 @@ def check_folder(
 def scan_medium(root: str | os.PathLike[str], medium: str | None) -> tuple[str, Scan]:
     """The medium of a folder (by default the one with the most files), and the scan of its files."""
     names = [medium] if medium else list(MEDIA)
-    tree = None if medium or is_address(root) else Tree(Path(root), shared=True)
+    tree = None if medium or is_url(root) else Tree(Path(root), shared=True)
     scans = {
         name: list_media(
             root, MEDIA[name].extensions, allow_empty=True, image_sequences=MEDIA[name].image_sequences, tree=tree

@@ -50,7 +50,7 @@ def make(**keys: Any) -> CViViT:
             torch.nn.init.normal_(weight)
     with torch.no_grad():
         # More vectors than codes: between two equal codes rounding would decide, which differs between processors.
-        model.quantizer.initialise(model.latents(clip(9, 16)).flatten(0, 2), seed=0)
+        model.quantizer.init_from_data(model.latents(clip(9, 16)).flatten(0, 2), seed=0)
     return model
 
 

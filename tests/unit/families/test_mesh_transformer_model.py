@@ -176,7 +176,7 @@ def test_a_frozen_encoder_conditions_generation(tmp_path: Path) -> None:
     model.cache_texts(None)
     result = model(random_codes(2, 2), torch.tensor([2, 1]), model.texts(["red", "blue"]))
     assert result.logits.isfinite().all()
-    generated = model.eval().generate(["red"], items(1), Sampling(guidance=2.0), negative="blue")
+    generated = model.eval().generate(["red"], items(1), Sampling(guidance_scale=2.0), negative="blue")
     assert generated.codes.shape[2] == SIZE
 
 
@@ -195,7 +195,7 @@ def test_an_empty_negative_text_equals_no_negative_text(
         return begin(conditioning, batch)
 
     monkeypatch.setattr(model, "begin", begin_and_record)
-    model.generate(["a cup"], items(1), Sampling(guidance=2.0), negative=negative)
+    model.generate(["a cup"], items(1), Sampling(guidance_scale=2.0), negative=negative)
     assert text_masks == [[True, has_text]]
 
 
@@ -236,7 +236,7 @@ def test_generation_is_the_same_with_and_without_the_cache(
     texts = [""] * 6 if conditioned_on == "nothing" else ["a cup", "", "a tall lamp", "b", "stairs", "a cup"]
     options: dict[str, Any] = {
         "settings": Sampling(
-            temperature=temperature, guidance=3.0 if conditioned_on in ("guided", "negative") else 1.0
+            temperature=temperature, guidance_scale=3.0 if conditioned_on in ("guided", "negative") else 1.0
         ),
         "negative": "a flat disc" if conditioned_on == "negative" else None,
         "face_counts": None if conditioned_on == "nothing" else [3, 0, 5, 2, 4, 1],
@@ -355,7 +355,7 @@ def test_bf16_autocast_does_not_fail(kind: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         result = model(random_codes(2, 3), lengths, model.texts(["a", ""]) | model.faces(lengths))
         loss = F.cross_entropy(result.logits.float(), result.targets)
-        generated = model.generate(["a", "b"], items(2), Sampling(guidance=2.0), face_counts=[2, 3])
+        generated = model.generate(["a", "b"], items(2), Sampling(guidance_scale=2.0), face_counts=[2, 3])
     loss.backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
     assert generated.codes.dtype == torch.int64
@@ -410,4 +410,4 @@ def test_invalid_requests_are_refused() -> None:
     with pytest.raises(UsageError, match="takes no text"):
         textless(random_codes(1, 1), lengths, model.texts(["a"]))
     with pytest.raises(UsageError, match=r"sample\.guidance_scale"):
-        textless.generate([""], items(1), Sampling(guidance=2.0))
+        textless.generate([""], items(1), Sampling(guidance_scale=2.0))

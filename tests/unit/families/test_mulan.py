@@ -220,7 +220,7 @@ def test_codes_approximate_embeddings() -> None:
     torch.manual_seed(0)
     vectors = F.normalize(torch.randn(64, 8), dim=-1)
     quantizer = MuLaNEmbedQuantizer(8, num_quantizers=4, codebook_size=16)
-    quantizer.quantizer.initialise(vectors, 0)
+    quantizer.quantizer.init_from_data(vectors, 0)
     codes = quantizer.encode(vectors)
     assert codes.shape == (64, 4)
     assert F.cosine_similarity(quantizer.decode(codes), vectors).mean() > 0.9

@@ -153,7 +153,7 @@ def test_only_the_critic_is_trained(critic: str, pictures: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (("loss.critic=true", "model.self_critic=true"), "choose one"),
+        (("loss.critic=true", "model.self_critic=true"), "exclude each other"),
         (("loss.train_only=critic",), "needs a critic"),
         (("loss.train_only=critic", "loss.critic=true"), "--init RUN"),
     ],

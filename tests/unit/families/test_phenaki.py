@@ -32,7 +32,7 @@ TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 EXPORT = GOLDEN / "phenaki-format-1" / "hub"
 """A trained model of clips of five frames with the same codes and a critic."""
 POSITIONS = 4
-QUICK = Sampling(steps=2, guidance=2.0)
+QUICK = Sampling(steps=2, guidance_scale=2.0)
 
 
 @pytest.fixture

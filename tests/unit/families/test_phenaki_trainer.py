@@ -155,11 +155,11 @@ def test_model_is_conditioned_on_text_embeddings_of_the_data(
     phenaki = trainer.task.pipeline(trainer.task.modules).phenaki()
     videos = phenaki.sample(text_embeds=torch.randn(2, 3, EMBEDDING_DIM), seed=1)
     assert videos.shape == (2, 3, 5, 16, 16)
-    with pytest.raises(UsageError, match="reads no text itself"):
+    with pytest.raises(UsageError, match="it cannot encode texts"):
         phenaki.sample("a red ball")
     with pytest.raises(UsageError, match="pass either texts or text_embeds"):
         phenaki.sample(text_embeds=torch.randn(2, 3, EMBEDDING_DIM), negative="a red ball")
-    with pytest.raises(UsageError, match="text embeddings 7 wide are not those of this model, which takes 6"):
+    with pytest.raises(UsageError, match="text embeddings of dimension 7 do not fit this model, which takes 6"):
         phenaki.sample(text_embeds=torch.randn(1, 3, 7))
     first, second = (
         phenaki.maskgit.text_vectors(torch.randn(1, 3, EMBEDDING_DIM), torch.ones(1, 3).bool()) for _ in range(2)

@@ -212,7 +212,7 @@ def test_training_it_is_refused(folders: dict[str, Path], tmp_path: Path) -> Non
     [
         ("encodec", {"audio_channels": 2}, "has 2 channels"),
         ("encodec", {"normalize": True}, "stores more than codes"),
-        ("hubert", {}, "of type hubert, not of encodec, dac, mimi; semantic tokens are made with it"),
+        ("hubert", {}, "of type hubert; supported types: encodec, dac, mimi; use `quintet encode"),
     ],
 )
 def test_folders_of_other_models_are_refused(kind: str, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -233,5 +233,5 @@ def test_pickles_and_missing_weights_are_refused(folders: dict[str, Path], tmp_p
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UsageError, match="lacks weights of its neural audio codec"):
         open_pipeline(folder)
-    with pytest.raises(UsageError, match="neither a folder nor in the local cache"):
+    with pytest.raises(UsageError, match="neither a folder nor in the local Hugging Face cache"):
         open_pipeline("hf:nobody/nothing")

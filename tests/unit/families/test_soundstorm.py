@@ -298,7 +298,7 @@ def test_codes_with_similar_vectors_start_with_similar_weights() -> None:
     books[2, 7] = books[2, 3] + 1e-3
     masks = model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES].clone()
     scales = [model.net.embedding.weight.std().item(), model.head_weights.std().item()]
-    model.init_from_codebook(books)
+    model.init_from_codebooks(books)
     tables = (model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, :CODES], model.head_weights)
     for table, scale in zip(tables, scales, strict=True):
         for level in range(LEVELS):
@@ -308,10 +308,10 @@ def test_codes_with_similar_vectors_start_with_similar_weights() -> None:
             assert table[level].std().item() == pytest.approx(scale, rel=0.3)
     assert torch.equal(model.net.embedding.weight.view(LEVELS, CODES + 1, -1)[:, CODES], masks)
     with pytest.raises(UsageError, match="4 quantizers with 11 codes"):
-        model.init_from_codebook(books[:3])
+        model.init_from_codebooks(books[:3])
     books[1] = 0.5
-    with pytest.raises(UsageError, match="all the same"):
-        model.init_from_codebook(books)
+    with pytest.raises(UsageError, match="all equal"):
+        model.init_from_codebooks(books)
 
 
 def test_clips_that_are_too_long_or_of_other_quantizers_are_refused() -> None:
@@ -477,7 +477,7 @@ def test_the_last_pass_of_every_level_is_greedy_for_every_row() -> None:
 def test_an_item_is_generated_the_same_in_any_batch() -> None:
     model = make(**CLIP, self_conditioning=True, self_critic=True)
     lengths, clip, known = [20, 13, 1, 9], vectors(4), some_codes(4)
-    own = settings((6, 3, 1), guidance=2.5, guidance_schedule=linear, top_k=0.5, top_p=0.9)
+    own = settings((6, 3, 1), guidance_scale=2.5, guidance_schedule=linear, top_k=0.5, top_p=0.9)
 
     def generated(rows: slice, longest: int) -> Tensor:
         frames = valid_frames(lengths, 20)[rows, :longest]
@@ -628,7 +628,7 @@ def test_a_trained_model_generates_what_it_is_conditioned_on() -> None:
             masked_codes.tokens, conditioning, masked_codes.levels, where=masked_codes.where, previous=before
         )
         loss = torch.nn.functional.cross_entropy(logits, masked_codes.targets)
-        guesses = filters.guesses(logits.detach(), rng.uniform("guess", length)[masked_codes.where])
+        guesses = filters.sample_on_device(logits.detach(), rng.uniform("guess", length)[masked_codes.where])
         scores = model(
             masked_codes.filled(guesses), conditioning, masked_codes.levels, where=masked_codes.where, output="scores"
         )
@@ -640,7 +640,7 @@ def test_a_trained_model_generates_what_it_is_conditioned_on() -> None:
     model.eval()
     conditioning = model.conditioning(frames[:2], clip=kinds)
     generated_codes = generate(
-        model, canvas(frames[:2], LEVELS), conditioning, items(2), settings((4, 1), guidance=1.5)
+        model, canvas(frames[:2], LEVELS), conditioning, items(2), settings((4, 1), guidance_scale=1.5)
     )
     assert (generated_codes == sequences).double().mean() > 0.9
     spoiled = sequences.clone()

@@ -11,7 +11,7 @@ import numpy as np
 
 from quintet.data.index.entry import Entry, Scan, fingerprint, split_entries
 from quintet.data.index.folder import Tree, scan
-from quintet.data.index.shard_store import holds_shards, is_address
+from quintet.data.index.shard_store import holds_shards, is_url
 from quintet.data.index.shards import ShardEntries, scan_shards
 
 
@@ -28,7 +28,7 @@ def list_media(
 
     A caller that lists several media of one folder passes a shared `tree`.
     """
-    if is_address(root) or holds_shards(Path(root)):
+    if is_url(root) or holds_shards(Path(root)):
         return scan_shards(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, cache=cache)
     return scan(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, tree=tree)
 

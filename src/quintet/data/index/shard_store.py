@@ -107,7 +107,7 @@ def is_shard(name: str) -> bool:
     return name.lower().endswith((TAR, PARQUET))
 
 
-def is_address(root: str | os.PathLike[str]) -> bool:
+def is_url(root: str | os.PathLike[str]) -> bool:
     """Whether the data is at a URL rather than in a local folder."""
     return "://" in str(root)
 

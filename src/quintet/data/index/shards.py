@@ -36,7 +36,7 @@ from quintet.data.index.entry import (
 from quintet.data.index.marker import read_marker
 from quintet.data.index.shard_index import FORMAT, IMAGE_SEQUENCE, Row, ShardIndex
 from quintet.data.index.shard_listing import UnpackedStore, build_index
-from quintet.data.index.shard_store import PARQUET, FolderStore, RemoteStore, ShardFile, Store, is_address
+from quintet.data.index.shard_store import PARQUET, FolderStore, RemoteStore, ShardFile, Store, is_url
 from quintet.data.index.tar_members import Damaged, TarListing
 from quintet.errors import RunError, UsageError
 from quintet.media.files import Blob
@@ -206,7 +206,7 @@ def _chosen(hashes: npt.NDArray[np.float64], fraction: float) -> npt.NDArray[np.
 def open_store(root: str | os.PathLike[str], cache: Path) -> Store:
     path = Path(root)
     store: Store = FolderStore(path.parent, path.name) if path.is_file() else FolderStore(path)
-    return RemoteStore(str(root), cache) if is_address(root) else store
+    return RemoteStore(str(root), cache) if is_url(root) else store
 
 
 def open_set(root: str | os.PathLike[str], cache: str | None = None) -> ShardSet:

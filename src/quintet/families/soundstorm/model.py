@@ -126,7 +126,7 @@ class SoundStorm(Pretrained, nn.Module):
             nn.init.zeros_(self.to_score.bias)
 
     @torch.no_grad()
-    def init_from_codebook(self, codebooks: Tensor) -> None:
+    def init_from_codebooks(self, codebooks: Tensor) -> None:
         """Initialise embeddings and heads from the codec's codebooks (num_quantizers, num_codes, code_dim).
 
         Codes with similar vectors then start with similar weights.

@@ -54,7 +54,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         self.soundstorm = own.soundstorm
         if self.is_new and tokenizer is not None and hasattr(tokenizer.model, "codebooks"):
             # Codes with similar vectors start with similar weights; the model need not learn this from the data.
-            self.soundstorm.init_from_codebook(tokenizer.model.codebooks[: self.soundstorm.num_quantizers])
+            self.soundstorm.init_from_codebooks(tokenizer.model.codebooks[: self.soundstorm.num_quantizers])
         self.phases = [self._phase()]
 
     def _phase(self) -> Phase:
