@@ -48,7 +48,7 @@ class GeneratorCase:
 NEEDS_CAPTIONS = Captions(
     "some",
     ("data.allow_missing_captions=false",),
-    r"([1-9]\d*) of ([1-9]\d*) (pictures|clips|meshes) have no caption, for example \S+; ",
+    r"([1-9]\d*) of ([1-9]\d*) (images|clips|meshes) have no caption, for example \S+; ",
     ("data.allow_missing_captions=true", "model.text=none"),
 )
 ABOUT: Mapping[str, GeneratorCase] = {

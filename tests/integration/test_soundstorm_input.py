@@ -129,7 +129,7 @@ def test_invalid_tokens_are_refused_before_anything_is_written(tmp_path: Path) -
     gap = [[row[0], -1, *row[2:]] for row in fitting()]
     long, elsewhere = [row * 2 for row in fitting()], fitting()
     cases: dict[str, tuple[list[list[int]], dict[str, Any], str]] = {
-        "outside": (outside, {}, "tokens of 0.wav are not from 0 to 5"),
+        "outside": (outside, {}, "tokens of 0.wav are not in the range 0 to 5"),
         "gap": (gap, {}, "gaps in the tokens of 0.wav"),
         "long": (
             long,
@@ -137,7 +137,7 @@ def test_invalid_tokens_are_refused_before_anything_is_written(tmp_path: Path) -
             "0.wav: 20 semantic tokens do not fit 50 frames: with 50 tokens and 250 frames per second, 10 are expected",
         ),
         "slow": (elsewhere, {"rate": 10.0}, "semantic tokens do not fit"),
-        "no rate": (elsewhere, {"rate": 0.0}, "'num_codes' and 'rate' are not numbers"),
+        "no rate": (elsewhere, {"rate": 0.0}, "'num_codes' or 'rate' is not a valid number"),
     }
     for name, (rows, keys, message) in cases.items():
         folder = tokens(tmp_path / name, rows, **keys)

@@ -49,7 +49,8 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         model = tokenizer.model
         if not isinstance(tokenizer, Tokenizer) or not hasattr(model, "tokens_per_face"):
             raise UsageError(
-                f"mesh-transformer needs a mesh tokenizer; {tokenizer.reference} is of recipe '{tokenizer.recipe}'"
+                f"mesh-transformer needs a mesh tokenizer, but {tokenizer.reference} is a run of recipe "
+                f"'{tokenizer.recipe}'"
             )
         found = {"model.num_codes": model.num_codes, "model.tokens_per_face": model.tokens_per_face}
         return super().fit(config.adopt(f"the tokenizer {tokenizer.reference}", found), frozen)

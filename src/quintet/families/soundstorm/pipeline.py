@@ -261,7 +261,7 @@ def _fit_to_codec(config: SoundStormConfig, tokenizer: Pipeline[Any]) -> SoundSt
     codec = tokenizer.model
     if not hasattr(codec, "frame_rate"):
         raise UsageError(
-            f"soundstorm needs an audio tokenizer; {tokenizer.reference} is of recipe '{tokenizer.recipe}'"
+            f"soundstorm needs an audio tokenizer, but {tokenizer.reference} is a run of recipe '{tokenizer.recipe}'"
         )
     found = {"model.num_codes": codec.num_codes, "model.frame_rate": codec.frame_rate}
     config = config.adopt(f"the tokenizer {tokenizer.reference}", found)
