@@ -121,7 +121,9 @@ class EMAConfig(Section):
     enabled: bool = Field(
         True, description="Keep an exponential moving average (EMA) of the weights; validation and samples use it."
     )
-    decay: float = Field(0.999, gt=0, lt=1, description="EMA decay, reached after a short ramp.")
+    decay: float = Field(
+        0.999, gt=0, lt=1, description="Upper limit of the EMA decay; at update u it is min(decay, (1 + u) / (10 + u))."
+    )
     start: int = Field(
         0, ge=0, description="Step at which averaging starts; until then the EMA is a copy of the weights."
     )

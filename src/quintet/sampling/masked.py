@@ -253,7 +253,7 @@ def decode(
                 among = masked
             else:
                 confidence = -critic(tokens, cond).cpu().double()
-                noise, among = -noise, generate
+                noise, among = -noise, generate  # noise is added to the score, which is minus the confidence
             masked = _lowest(confidence + noise, among.cpu(), left).to(tokens.device)
         else:
             masked = torch.zeros_like(masked)

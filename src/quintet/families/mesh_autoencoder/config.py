@@ -96,7 +96,7 @@ class MeshAutoencoderConfig(RunConfig):
             eval={"batches": 2},
             sample={"num": 4},
         ),
-        # Trains on two CPU cores within minutes.
+        # For two CPU cores.
         "small": preset(
             SMALL,
             model={"coordinate_dim": 32, "normal_dim": 32, "encoder_dims": [64, 128, 256], "code_dim": 96}

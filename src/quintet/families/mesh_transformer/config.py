@@ -133,7 +133,7 @@ class MeshTransformerConfig(RunConfig):
         "debug": preset(
             DEBUG_GENERATOR, DEBUG_TEXT, model={"fine_depth": 1}, data={"variants": 1}, sample={"max_faces": 16}
         ),
-        # Trains on two CPU cores within minutes.
+        # For two CPU cores.
         "small": preset(
             SMALL_GENERATOR,
             model={"fine_depth": 2, "text_dim": 96},

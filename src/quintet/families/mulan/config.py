@@ -166,7 +166,7 @@ class MuLaNConfig(RunConfig):
             data={"seconds": 1.0},
             sample={"num": 8},
         ),
-        # Trains on two CPU cores within minutes.
+        # For two CPU cores.
         "small": preset(
             SMALL,
             model={

@@ -41,7 +41,7 @@ class MuseConfig(MaskGitRunConfig):
     FROZEN_KEYS = ("tokenizer", "base")
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GENERATOR, DEBUG_TEXT, sample={"steps": 4}),
-        # For two CPU cores and a few minutes.
+        # For two CPU cores and about an hour.
         "small": preset(
             SMALL_GENERATOR,
             model={"text_dim": 96, "rotary": True},

@@ -48,7 +48,7 @@ def mask_codes(
 ) -> MaskedCodes:
     """Mask a random part of codes (batch, frames, num_quantizers) with the valid mask `frames` (batch, frames).
 
-    A `coarse_bias` above 1 selects coarse levels more often; an integer N selects the lowest of N uniform levels.
+    A `coarse_bias` above 1 selects coarse levels more often; an integer N selects the coarsest of N uniform levels.
     """
     lengths = frames.sum(1)
     prompts = (rng.uniform(f"{name}-prompt").to(codes.device) * lengths).long().minimum(lengths - 1)
