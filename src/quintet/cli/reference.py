@@ -98,7 +98,7 @@ def page(name: str, entry: RecipeEntry) -> str:
 
 def _introduction(name: str, entry: RecipeEntry, schema: type[RunConfig]) -> Iterator[str]:
     family = entry.package.rsplit(".", 1)[-1]
-    yield f"Configuration keys of the recipe `{name}` ({entry.summary})."
+    yield f"Configuration keys of the recipe `{name}`\n({entry.summary})."
     yield f"It needs {entry.needs}."
     if name in PAPERS:
         title, number = PAPERS[name]

@@ -1,10 +1,11 @@
 """Token cache on disk: a frozen tokenizer encodes media once, and training reads the codes instead of the media.
 A model that returns one vector per item is cached in the same way.
 
-A cache is a folder whose name is a hash of everything that the codes depend on: the frozen tokenizer, the
-names, sizes and modification times of the files, and their preprocessing. It is written in shards, each under a
-temporary name and then renamed, so an interrupted encoding continues where it stopped; a shard that fails its hash is encoded again. Augmentations are
-variants: variant v of an item uses the random numbers of epoch v, and training chooses one variant per epoch and item.
+A cache is a folder whose name is a hash of everything that the codes depend on: the frozen tokenizer, the names, sizes
+and modification times of the files, and their preprocessing. It is written in shards, each under a temporary name and
+then renamed, so an interrupted encoding continues where it stopped; a shard that fails its hash is encoded again.
+Augmentations are variants: variant v of an item uses the random numbers of epoch v, and training chooses one variant
+per epoch and item.
 
 The codes of items may differ in length, their first axis. Shorter ones are padded with -1, which is not a code; the
 padding is removed when an item is read.

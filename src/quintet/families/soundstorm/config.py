@@ -92,8 +92,8 @@ class SoundStormDataConfig(AudioDataConfig):
     seconds: float = Field(4.0, gt=0, description="Length of each clip that is used, from its start, in seconds.")
     semantic_tokens: str | None = Field(
         None,
-        description="Folder of the semantic tokens of the files, written by `quintet encode RUN DATA --layer N`; null: no "
-        "conditioning on semantic tokens.",
+        description="Folder of the semantic tokens of the files, written by `quintet encode RUN DATA --layer N`; "
+        "null: no conditioning on semantic tokens.",
     )
 
 
