@@ -98,7 +98,7 @@ def test_a_run_names_it_and_keeps_a_copy(meshes: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "mentions"),
     [
-        ("eval coordinates --data {meshes}", ("coordinates has no folder", "--out")),
+        ("eval coordinates --data {meshes}", ("coordinates has no run folder", "--out")),
         ("eval coordinates --out eval.json", ("has no training data", "--data")),
         ("sample coordinates", ("has no training data", "--data")),
         ("encode coordinates:many {meshes}", ("model.bins", "'many'")),
@@ -107,9 +107,9 @@ def test_a_run_names_it_and_keeps_a_copy(meshes: Path) -> None:
         ("encode coordinate {meshes}", ("coordinate does not exist",)),
         ("resume coordinates", ("coordinates does not exist",)),
         ("train mesh-autoencoder {meshes} --init coordinates", ("--init coordinates", "without trained weights")),
-        ("train mesh-autoencoder {meshes} model.kind=coordinates", ("nothing to train", "--tokenizer coordinates")),
+        ("train mesh-autoencoder {meshes} model.kind=coordinates", ("cannot be trained", "--tokenizer coordinates")),
         ("train mesh-transformer {meshes} --preset debug", ("--tokenizer coordinates",)),
-        ("train muse {meshes} --tokenizer coordinates", ("tokenizer of pictures", "mesh-autoencoder")),
+        ("train muse {meshes} --tokenizer coordinates", ("image tokenizer", "mesh-autoencoder")),
     ],
 )
 def test_mistakes(words: str, mentions: tuple[str, ...], meshes: Path, here: Path) -> None:

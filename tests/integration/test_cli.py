@@ -69,7 +69,7 @@ def test_every_verb_explains_itself(verb: str) -> None:
 def test_help_of_a_recipe_lists_its_keys() -> None:
     text = succeed("train", "vqgan", "--help").output
     assert "--out" in text
-    assert re.search(r"^  batch_size: 16  # Items of one optimizer step", text, re.MULTILINE)
+    assert re.search(r"^  batch_size: 16  # Global batch size", text, re.MULTILINE)
     assert re.search(r"^  quantizer: \w+  # .*vq, lfq, fsq", text, re.MULTILINE)
 
 

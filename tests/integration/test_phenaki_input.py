@@ -103,7 +103,7 @@ def test_long_clip_is_continued_from_its_last_frames(run: Path, tmp_path: Path) 
     [
         (("--text", "x", "--frames", 4), "--frames=4 is not 1 plus a multiple of 2"),
         (("--text", "x", "--frames", 4), "the nearest valid numbers are 3 and 5"),
-        (("--scenes", "empty.txt"), "is empty; write one scene on each line"),
+        (("--scenes", "empty.txt"), "is empty; write one scene per line"),
         (("--scenes", "missing.txt"), "missing.txt cannot be read"),
         (("--scenes", "empty.txt", "--text", "x"), "--scenes cannot be combined with --text or --images"),
         (("--text", "x", "--prime", "missing.mp4"), "missing.mp4: cannot be opened"),
@@ -178,7 +178,7 @@ def test_folder_of_images_trains(tmp_path: Path) -> None:
         (("model.grid=[3,4,4]",), "model.grid=(3, 4, 4), but the tokenizer"),
         (("model.low_res_grid=[2,2]", "model.low_res_num_codes=8"), "phenaki does not support it"),
         (("model.code_patch_size=[3,2,2]",), "a token may not span several latent frames"),
-        (("model.code_patch_size=[1,3,2]",), "does not divide a grid"),
+        (("model.code_patch_size=[1,3,2]",), "does not divide model.grid"),
         (
             ("loss.codebook_smoothing=0.5",),
             "loss.codebook_smoothing replaces label smoothing: set loss.label_smoothing=0",

@@ -86,7 +86,7 @@ def test_a_message_of_all_processes_is_printed_once(
         assert process.end() == 0, process.seen
     assert process.seen.count("are truncated (model.text_length)") == 1
     # The process that encodes a shard prints the progress.
-    progress = [line for line in process.seen.splitlines() if line.startswith("pictures encoded: ")]
+    progress = [line for line in process.seen.splitlines() if line.startswith("images encoded: ")]
     assert len(progress) == len(set(progress)) == 6, process.seen
 
 
