@@ -31,6 +31,8 @@ from quintet.media.video_writing import as_clip
 
 MAX_CACHED_CLIPS = 4
 """A file of at most this many clips is read in full and may be cached; of a longer file only clips are read."""
+MAX_CACHED_BYTES = 2**26
+"""The same for the size of the fitted frames of a file."""
 
 
 @dataclass
@@ -74,14 +76,16 @@ class VideoFolder(FolderDataset[Clip]):
         return self._headers[item]
 
     def _centre_crop(self, item: int, file: MediaFile, header: VideoHeader, indices: Sequence[int]) -> Clip:
-        """The same pixels every time, so they may be cached; a short file is read in full, for later epochs."""
+        """The same pixels every time, so they may be cached; a short file is read in full, cached or not."""
         fit = Fit(self.height, self.width)
-        if item in self._cached:
-            return self._cached[item][indices]
         size = header.frames * self.height * self.width * 3
         short = header.frames <= MAX_CACHED_CLIPS * (indices[-1] - indices[0] + 1)
-        if not short or not self._may_cache(item, size):
+        # The way of reading depends on the file and the frames alone: a damaged file is otherwise readable or not
+        # depending on what is cached.
+        if not short or size > MAX_CACHED_BYTES:
             return videos.read_video(file, indices, fit=fit, header=header)
+        if item in self._cached:
+            return self._cached[item][indices]
         return self._cache(item, videos.read_video(file, fit=fit, header=header), size)[indices]
 
 

@@ -29,6 +29,7 @@ _CONTAINERS = "avi,matroska,mov"  # some others are lists of files or URLs, whic
 _WITH_INDEX = ("mov", "matroska")  # their header and index are enough; other files are partly decoded when opened
 _CAN_SKIP = ("h264", "hevc")  # decoders that can skip frames that no other frame refers to
 _WORTH_A_SEEK = 8  # from this many frames between two requested ones on, seeking is faster than decoding
+_FARTHEST_START = 1000  # frames that are decoded before one that its keyframe alone does not complete
 _HIGH_DEFINITION = 720  # lines; a larger file without a colour space is assumed to be BT.709
 _UNSPECIFIED = 2
 
@@ -118,8 +119,6 @@ def ffmpeg_frames(
     with _ffmpeg(file, header.format) as (container, stream, decoder):
         show = _DisplayConverter(background, lambda: _aspect(stream, decoder))
         for index, frame in _decoded(container, stream, decoder, header, indices):
-            if frame.is_corrupt:
-                raise UnreadableItem(f"damaged: its frame at {header.times[index]:.2f} s is broken")
             image = show(frame, fit)
             fit = fit or Fit(*image.shape[:2])
             yield index, image
@@ -129,20 +128,62 @@ def _decoded(
     container: Any, stream: Any, decoder: Any, header: VideoHeader, indices: Sequence[int]
 ) -> Iterator[tuple[int, Any]]:
     """The frames at these indices, in any order; of the others only their references are decoded."""
+    import av
+
     if header.stamps is None or header.starts is None:
         frames = (frame for packet in container.demux(stream) for frame in decoder.decode(packet))
         chosen = set(indices)
-        yield from ((index, frame) for index, frame in enumerate(frames) if index in chosen)
+        for index, frame in enumerate(frames):
+            if index in chosen:
+                if frame.is_corrupt:
+                    raise _broken(header, index)
+                yield index, frame
         return
+    at_first_frame = True
     for run in _runs(indices, header.starts):
         due = {int(header.stamps[index]): index for index in run}
-        start = header.starts[run[0]]
-        if start or run[0] != indices[0]:
-            container.seek(int(header.stamps[start]), stream=stream)
-            decoder.flush_buffers()
-        for frame in _decoded_run(container, stream, decoder, set(due)):
-            if frame.pts in due:
-                yield due.pop(frame.pts), frame
+        problem: Exception | None = None
+        for start in _starting_points(run[0], header.starts):
+            if start or not at_first_frame:
+                container.seek(int(header.stamps[start]), stream=stream)
+                decoder.flush_buffers()
+            at_first_frame = False
+            frames = _decoded_run(container, stream, decoder, set(due))
+            while due:
+                try:
+                    frame = next(frames, None)
+                except av.FFmpegError as error:  # a damaged packet, or one that an earlier start may complete
+                    problem = problem or error
+                    break
+                if frame is None:
+                    break
+                if frame.is_corrupt and frame.pts in due:
+                    problem = problem or _broken(header, due[frame.pts])
+                elif frame.pts in due:
+                    yield due.pop(frame.pts), frame
+            if not due:
+                break
+        if due and problem is not None:
+            raise problem
+
+
+def _broken(header: VideoHeader, index: int) -> UnreadableItem:
+    return UnreadableItem(f"damaged: its frame at {header.times[index]:.2f} s is broken")
+
+
+def _starting_points(index: int, starts: npt.NDArray[np.int64]) -> Iterator[int]:
+    """Where to start decoding a frame: at its keyframe, and if the frame is not complete then, at earlier keyframes.
+
+    With intra refresh, keyframes are only recovery points: frames are complete a while after them.
+    """
+    yield int(starts[index])
+    earlier = np.unique(starts[:index])[::-1]
+    earlier = earlier[earlier < starts[index]]
+    for back in (2**power for power in range(len(earlier).bit_length())):
+        start = int(earlier[back - 1])
+        if back > 1 and index - start > _FARTHEST_START:
+            return
+        yield start
 
 
 def _decoded_run(container: Any, stream: Any, decoder: Any, unsent: set[int]) -> Iterator[Any]:

@@ -92,6 +92,32 @@ def test_caching_changes_no_pixel(long: Path) -> None:
     assert not read._cached
 
 
+def results(result: VideoFolder, epochs: int) -> list[str | list[int]]:
+    """The frames, or the reason why there are none, of some clips."""
+
+    def read(epoch: int) -> str | list[int]:
+        try:
+            return frames_of(loaded(result, epoch=epoch))
+        except UnreadableItem as problem:
+            return str(problem)
+
+    return [read(epoch) for epoch in range(epochs)]
+
+
+@pytest.mark.parametrize(("frames", "readable"), [(30, False), (60, True)])
+def test_a_damaged_file_is_read_in_the_same_way_whatever_is_cached(tmp_path: Path, frames: int, readable: bool) -> None:
+    path = write_film(tmp_path / "film.mp4", counted(frames), g="5", sc_threshold="0")
+    content = bytearray(path.read_bytes())
+    begin, end = content.index(b"mdat") + 4, content.index(b"moov")
+    damaged = end - (end - begin) // 4  # the last quarter of the frames
+    content[damaged:end] = bytes(end - damaged)
+    path.write_bytes(content)
+    found = {memory: results(source(tmp_path, memory_megabytes=memory), 12) for memory in (0, 1, 100)}
+    assert found[0] == found[1] == found[100]
+    # A short file is judged as a whole, a long one clip by clip.
+    assert any(isinstance(clip, list) for clip in found[0]) == readable
+
+
 def test_all_frames_are_cropped_and_mirrored_in_the_same_way(tmp_path: Path) -> None:
     clip = np.zeros((4, 24, 96, 3), np.uint8)
     clip[..., 0] = np.linspace(0, 250, 96)  # encodes the column

@@ -351,6 +351,19 @@ def test_folders_that_are_not_image_sequences(tmp_path: Path) -> None:
         read_header(tmp_path)
 
 
+def test_intra_refresh_is_read_from_any_frame_on(tmp_path: Path) -> None:
+    """Keyframes of such a file are recovery points: decoding from one yields complete frames only after a while."""
+    noise = np.random.default_rng(0).integers(0, 255, (90, 48, 64, 3), dtype=np.uint8)
+    path = write_film(tmp_path / "film.mp4", noise, **{"intra-refresh": "1", "g": "20"})
+    header = read_header(path)
+    assert probe_video(path).frames == 90
+    assert header.starts is not None and len(np.unique(header.starts)) > 3
+    whole = read_video(path)
+    for start in range(82):
+        clip = read_video(path, range(start, start + 9), header=header)
+        assert np.array_equal(clip, whole[start : start + 9])
+
+
 def test_a_damaged_image_in_a_folder_is_named(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "film", counted(4))
     (path / "frame-2.png").write_bytes(b"not an image")
