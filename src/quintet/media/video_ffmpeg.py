@@ -131,40 +131,38 @@ def _decoded(
     import av
 
     if header.stamps is None or header.starts is None:
-        frames = (frame for packet in container.demux(stream) for frame in decoder.decode(packet))
-        chosen = set(indices)
-        for index, frame in enumerate(frames):
-            if index in chosen:
-                if frame.is_corrupt:
-                    raise _broken(header, index)
-                yield index, frame
+        yield from _counted_frames(container, stream, decoder, header, set(indices))
         return
-    at_first_frame = True
     for run in _runs(indices, header.starts):
         due = {int(header.stamps[index]): index for index in run}
         problem: Exception | None = None
-        for start in _starting_points(run[0], header.starts):
-            if start or not at_first_frame:
+        for attempt, start in enumerate(_starting_points(run[0], header.starts)):
+            if attempt or start or run[0] != indices[0]:
                 container.seek(int(header.stamps[start]), stream=stream)
                 decoder.flush_buffers()
-            at_first_frame = False
-            frames = _decoded_run(container, stream, decoder, set(due))
-            while due:
-                try:
-                    frame = next(frames, None)
-                except av.FFmpegError as error:  # a damaged packet, or one that an earlier start may complete
-                    problem = problem or error
-                    break
-                if frame is None:
-                    break
-                if frame.is_corrupt and frame.pts in due:
-                    problem = problem or _broken(header, due[frame.pts])
-                elif frame.pts in due:
-                    yield due.pop(frame.pts), frame
+            try:
+                for frame in _decoded_run(container, stream, decoder, set(due)):
+                    if frame.is_corrupt and frame.pts in due:
+                        problem = problem or _broken(header, due[frame.pts])
+                    elif frame.pts in due:
+                        yield due.pop(frame.pts), frame
+            except av.FFmpegError as error:  # a damaged packet, or one that an earlier start completes
+                problem = problem or error
             if not due:
                 break
         if due and problem is not None:
             raise problem
+
+
+def _counted_frames(
+    container: Any, stream: Any, decoder: Any, header: VideoHeader, chosen: set[int]
+) -> Iterator[tuple[int, Any]]:
+    frames = (frame for packet in container.demux(stream) for frame in decoder.decode(packet))
+    for index, frame in enumerate(frames):
+        if index in chosen:
+            if frame.is_corrupt:
+                raise _broken(header, index)
+            yield index, frame
 
 
 def _broken(header: VideoHeader, index: int) -> UnreadableItem:
