@@ -8,7 +8,6 @@ reason.
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
+from quintet.media.chunks import EBML, MOV_BOXES, check_matroska, check_mov, riff_chunks, size_of
 from quintet.media.files import Blob, MediaFile, MediaRef, check_file, decoding, media_ref, open_file
 
 Samples = npt.NDArray[np.float32]
@@ -105,32 +105,34 @@ def read_blocks(path: MediaFile, header: AudioHeader, count: int = 2**20) -> Ite
 
 
 def _check_complete(stream: IO[bytes]) -> None:
-    size = stream.seek(0, os.SEEK_END)
+    size = size_of(stream)
     stream.seek(0)
     start = stream.read(12)
     if start[:4] == b"RIFF" and start[8:] == b"WAVE":
-        expected = _wav_end(stream, size)
+        expected = _wav_end(stream)
     elif start[:4] == b"FORM" and start[8:11] == b"AIF":
         expected = 8 + int.from_bytes(start[4:8], "big")
     elif start[:4] == b"OggS":
         expected = _ogg_end(stream, size)
     elif start[:3] == b"ID3" or (len(start) > 1 and start[0] == 0xFF and start[1] & 0xE0 == 0xE0):
         expected = _mp3_length(stream)[1]
+    elif start[4:8] in MOV_BOXES:
+        check_mov(stream)  # its end is compared with its duration instead
+        return
+    elif start[:4] == EBML:
+        check_matroska(stream)
+        return
     else:
         return
     if expected > size:
         raise UnreadableItem(f"truncated: {expected} bytes promised, {size} there")
 
 
-def _wav_end(stream: IO[bytes], size: int) -> int:
+def _wav_end(stream: IO[bytes]) -> int:
     """Expected end of the samples of a WAV file; 0 if unknown."""
-    position = 12
-    while position + 8 <= size:
-        stream.seek(position)
-        name, length = struct.unpack("<4sI", stream.read(8))
-        if name == b"data":
-            return 0 if length in _UNKNOWN_SIZES else position + 8 + length
-        position += 8 + length + length % 2
+    for chunk in riff_chunks(stream):
+        if chunk.name == b"data":
+            return 0 if chunk.length in _UNKNOWN_SIZES else chunk.end
     return 0
 
 

@@ -21,7 +21,7 @@ def check_memory(needed: int, what: str) -> None:
         raise UnreadableItem(f"{what} needs {-(-needed // 2**20)} MB of memory, more than {limit} MB")
 
 
-def check_steps(steps: int, parts: str) -> None:
+def check_steps(steps: int, parts: str, limit: int = MAX_STEPS) -> None:
     """Raise `UnreadableItem` if a walk has visited too many `parts` (such as "chunks") of a file."""
-    if steps > MAX_STEPS:
-        raise UnreadableItem(f"damaged: more than {MAX_STEPS} {parts}")
+    if steps > limit:
+        raise UnreadableItem(f"damaged: more than {limit} {parts}")

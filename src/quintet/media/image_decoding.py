@@ -9,15 +9,19 @@ import io
 import logging
 import threading
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import IO, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, JpegImagePlugin, UnidentifiedImageError, features
+from PIL import ExifTags, Image, JpegImagePlugin, TiffImagePlugin, UnidentifiedImageError, features
 
 from quintet.errors import UnreadableItem
+from quintet.media.budget import check_memory
+from quintet.media.chunks import TruncatedFile, gif_frames, png_chunks, size_of
 from quintet.media.files import MediaRef, check_file, decoding, open_file
 
 Mode: TypeAlias = Literal["L", "RGB", "RGBA"]
@@ -26,7 +30,8 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 CHANNELS: dict[Mode, int] = {"L": 1, "RGB": 3, "RGBA": 4}
 MAX_PIXELS = 100_000_000
-"""Largest number of decoded pixels: about 400 MB of memory and a second or two of one core."""
+"""Largest number of decoded pixels: about 400 MB of memory and a second or two of one core. Where a decoder or a
+conversion needs more memory than the budget, fewer are allowed."""
 MAX_JPEG_PIXELS = 2**29
 """Largest number of pixels of a JPEG that is decoded at an eighth of its size; limits time, not memory."""
 MIN_SIDE = 4
@@ -36,8 +41,15 @@ MAX_JPEG_SCANS = 100
 # Only these are tried, whatever the extension: some other readers of Pillow start programs (EPS).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF") + (("AVIF",) if features.check("avif") else ())
 _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # several images in a TIFF or a JPEG (MPO) are not an animation
+_PNG_START = b"\x89PNG\r\n\x1a\n"
+_MAX_EXTRA = 2**26  # bytes of one chunk beside the pixels, which Pillow holds twice
+_DECODER_BYTES = {"WEBP": 12, "AVIF": 12}
+"""Memory of a decoder per pixel, beside the image itself and the file: canvases and copies of them."""
+_TIFF_PIXEL_BYTES = 8
+_STRIP_PIXELS = 2**23
+"""A larger image is converted in strips."""
 _JPEG_START, _JPEG_SCAN, _JPEG_END = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
-_WHITE = (255, 255, 255, 255)
+WHITE = (255, 255, 255)
 TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -77,7 +89,7 @@ class Request:
 
 def read(media: MediaRef, request: Request) -> tuple[Image.Image, ImageFacts]:
     with decoding(_reason):
-        check_file(media)
+        size = check_file(media)
         with pillow_silent, open_file(media) as stream:
             try:
                 return _decode(stream, request)
@@ -85,10 +97,12 @@ def read(media: MediaRef, request: Request) -> tuple[Image.Image, ImageFacts]:
                 if request.truncated == "skip" or not _is_jpeg(stream):
                     raise
                 # With an end marker, libjpeg decodes what the file holds, also of a progressive one.
+                check_memory(2 * size, "a truncated JPEG of this size")
                 return _decode(io.BytesIO(_content(stream) + _JPEG_END), request)
 
 
 def _decode(stream: IO[bytes], request: Request) -> tuple[Image.Image, ImageFacts]:
+    check_structure(stream)
     image = _open(stream)
     full, mode = image.size, image.mode
     if min(full) < request.min_side:
@@ -98,16 +112,68 @@ def _decode(stream: IO[bytes], request: Request) -> tuple[Image.Image, ImageFact
     if image.width * image.height > request.max_pixels:
         limit = f"{request.max_pixels / 1e6:g} million"
         raise UnreadableItem(f"{full[0]}x{full[1]} pixels, more than {limit}; make the picture smaller")
-    if _is_progressive(image) and _content(stream).count(_JPEG_SCAN) > MAX_JPEG_SCANS:
+    _check_decoder(image, stream)
+    if _is_progressive(image) and _jpeg_scans(stream) > MAX_JPEG_SCANS:
         raise UnreadableItem(f"a progressive JPEG of more than {MAX_JPEG_SCANS} scans; save it anew")
     animated = _is_animated(image)
     _load(image, request.truncated)
     orientation = orientation_of(image)
-    method = TRANSPOSE.get(orientation)
-    upright = image if method is None else image.transpose(method)
+    file_format = image.format or ""
     turned = full[::-1] if orientation in _SIDEWAYS else full
-    shown = turned if reduced else upright.size  # a TIFF is turned by its own reader
-    return convert(upright, request.mode), ImageFacts(*shown, image.format or "", mode, animated)
+    if orientation in TRANSPOSE:
+        _check_copies(image, 2)
+        image = image.transpose(TRANSPOSE[orientation])
+    shown = turned if reduced else image.size  # a TIFF is turned by its own reader
+    return convert(image, request.mode), ImageFacts(*shown, file_format, mode, animated)
+
+
+def check_structure(stream: IO[bytes]) -> None:
+    """Refuse a PNG or GIF of far too many or far too large parts, on which Pillow would spend minutes or gigabytes."""
+    stream.seek(0)
+    start = stream.read(8)
+    if start == _PNG_START:
+        for chunk in png_chunks(stream):
+            if chunk.name != b"IDAT" and chunk.length > _MAX_EXTRA and chunk.end <= size_of(stream):
+                raise UnreadableItem(f"damaged: a part of {chunk.length / 1e6:.0f} MB beside its pixels")
+    elif start[:3] == b"GIF":
+        with suppress(TruncatedFile):  # Pillow decides which part of it can be used
+            next(islice(gif_frames(stream), 1, None), None)
+    stream.seek(0)
+
+
+def _check_decoder(image: Image.Image, stream: IO[bytes]) -> None:
+    """Refuse an image whose decoder needs more memory than the budget."""
+    pixels, size = image.width * image.height, size_of(stream)
+    needed = pixels * _pixel_bytes(image)
+    if image.format in _DECODER_BYTES:
+        needed += pixels * _DECODER_BYTES[image.format] + size
+    elif _is_progressive(image):
+        needed += pixels * 2 * len(image.getbands())  # all coefficients
+    elif isinstance(image, TiffImagePlugin.TiffImageFile) and image.tile and image.tile[0][0] == "libtiff":
+        fraction = min(1.0, _strip_pixels(image) / pixels)
+        needed += int(fraction * (pixels * _TIFF_PIXEL_BYTES + size))
+    check_memory(needed, f"a picture of {image.width}x{image.height} pixels in format {image.format}")
+
+
+def _strip_pixels(image: TiffImagePlugin.TiffImageFile) -> int:
+    """Pixels of the largest strip or tile, which is decoded in one piece."""
+    tags = image.tag_v2
+    try:
+        if TiffImagePlugin.TILEWIDTH in tags:
+            return int(tags[TiffImagePlugin.TILEWIDTH]) * int(tags[TiffImagePlugin.TILELENGTH])
+        return int(tags[TiffImagePlugin.ROWSPERSTRIP]) * image.width
+    except (KeyError, TypeError, ValueError):  # a file without this tag is one strip
+        return image.width * image.height
+
+
+def _check_copies(image: Image.Image, copies: int) -> None:
+    what = f"a picture of {image.width}x{image.height} pixels"
+    check_memory(image.width * image.height * _pixel_bytes(image) * copies, what)
+
+
+def _pixel_bytes(image: Image.Image) -> int:
+    """Memory of a pixel in Pillow; three channels take as much as four."""
+    return 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
 
 
 def _open(stream: IO[bytes]) -> Image.Image:
@@ -178,39 +244,84 @@ def orientation_of(image: Image.Image) -> int:
         return 1
 
 
-def convert(image: Image.Image, mode: Mode) -> Image.Image:
-    if image.mode.startswith(("I", "F")):
-        image = Image.fromarray(_eight_bit(image))
+def convert(image: Image.Image, mode: Mode, background: tuple[int, int, int] = WHITE) -> Image.Image:
+    """An image in another mode. Transparency is blended with `background` unless `mode` has alpha."""
+    scale = _scale(image) if image.mode.startswith(("I", "F")) else 0
+    if image.width * image.height <= _STRIP_PIXELS:
+        return _converted(image, mode, background, scale)
+    if image.mode == mode and not image.has_transparency_data:
+        return image
+    # A large image in strips, as there may be several copies of a part on the way. The result is the same.
+    check_memory(
+        image.width * image.height * (_pixel_bytes(image) + (1 if mode == "L" else 4)),
+        f"a picture of {image.width}x{image.height} pixels",
+    )
+    result = Image.new(mode, image.size)
+    for box in _strips(image):
+        result.paste(_converted(image.crop(box), mode, background, scale), box)
+    return result
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, int, int, int]]:
+    rows = max(1, _STRIP_PIXELS // 8 // image.width)
+    for top in range(0, image.height, rows):
+        yield 0, top, image.width, min(top + rows, image.height)
+
+
+def _converted(image: Image.Image, mode: Mode, background: tuple[int, int, int], scale: int) -> Image.Image:
+    if scale:
+        image = Image.fromarray(_eight_bit(image, scale))
     if mode == "RGBA":
         return image.convert("RGBA")
     if image.has_transparency_data:
-        image = flatten(image)
+        image = flatten(image, background)
     return image.convert(mode)
 
 
-def _eight_bit(image: Image.Image) -> Pixels:
-    """Scale samples of 16 bits or more to 8. 32-bit modes have no range: the smallest usual one that fits is used."""
+def _scale(image: Image.Image) -> int:
+    """Full scale of samples of 16 bits or more. 32-bit modes have none: the smallest usual one that fits is used."""
+    if image.mode.startswith("I;16"):
+        return 65535
+    extremes = [
+        (float(values.min()), float(values.max()))
+        for box in _strips(image)
+        for values in [np.nan_to_num(np.asarray(image.crop(box)))]
+    ]
+    low, high = min(pair[0] for pair in extremes), max(pair[1] for pair in extremes)
+    scales = (1, 255, 65535) if image.mode == "F" else (255, 65535)
+    full = next((scale for scale in scales if high <= scale), 0)
+    if not full or low < 0:
+        raise UnreadableItem(f"samples from {low:g} to {high:g}; save the picture with 8 or 16 bits")
+    return full
+
+
+def _eight_bit(image: Image.Image, scale: int) -> Pixels:
+    """Scale samples of 16 bits or more to 8."""
     if image.mode.startswith("I;16"):
         pixels: Pixels = floats_to_bytes(np.arange(65536) / 65535)[np.asarray(image)]
         return pixels
-    values = np.nan_to_num(np.asarray(image))
-    scales = (1, 255, 65535) if image.mode == "F" else (255, 65535)
-    full = next((scale for scale in scales if values.max() <= scale), 0)
-    if not full or values.min() < 0:
-        extremes = f"from {values.min():g} to {values.max():g}"
-        raise UnreadableItem(f"samples {extremes}; save the picture with 8 or 16 bits")
-    return floats_to_bytes(values / full)
+    return floats_to_bytes(np.nan_to_num(np.asarray(image)) / scale)
 
 
-def flatten(image: Image.Image) -> Image.Image:
-    """Blend an image with white."""
+def flatten(image: Image.Image, background: tuple[int, int, int] = WHITE) -> Image.Image:
+    """Blend an image with a colour."""
     layer = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, _WHITE), layer).convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, (*background, 255)), layer).convert("RGB")
 
 
 def _is_jpeg(stream: IO[bytes]) -> bool:
     stream.seek(0)
     return stream.read(len(_JPEG_START)) == _JPEG_START
+
+
+def _jpeg_scans(stream: IO[bytes]) -> int:
+    """Number of markers of a scan; blocks overlap by a byte, so that none is missed."""
+    stream.seek(0)
+    count, last = 0, b""
+    while block := stream.read(2**20):
+        count += (last + block).count(_JPEG_SCAN)
+        last = block[-1:]
+    return count
 
 
 def _content(stream: IO[bytes]) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,9 +23,11 @@ from PIL import Image
 from quintet.errors import UnreadableItem
 from quintet.media import image as images
 from quintet.media import video_header as headers
+from quintet.media.budget import check_memory
+from quintet.media.chunks import TruncatedFile
 from quintet.media.files import Blob, MediaFile, MediaRef, check_file, decoding, media_ref, open_file
-from quintet.media.image_decoding import pillow_silent
-from quintet.media.video_ffmpeg import ffmpeg_frames, ffmpeg_header
+from quintet.media.image_decoding import convert, pillow_silent
+from quintet.media.video_ffmpeg import ffmpeg_frames, ffmpeg_header, ffmpeg_size
 from quintet.media.video_header import (
     FOLDER_RATE,
     WHITE,
@@ -78,19 +81,32 @@ def read_frames(
     """The frames at these indices (sorted, may repeat), at their own size or fitted: (frames, height, width, 3)."""
     if not len(indices) or indices[0] < 0 or indices[-1] >= header.frames or any(np.diff(indices) < 0):
         raise ValueError(f"frames {list(indices)} of a file of {header.frames}")
-    media = media_ref(path)
-    distinct = sorted(set(indices))
+    clip: Clip | None = None
+    for index, image in _each_frame(media_ref(path), header, sorted(set(indices)), fit, background):
+        if clip is None:
+            size = len(indices) * image.size
+            check_memory(size, f"a clip of {len(indices)} frames of {image.shape[1]}x{image.shape[0]} pixels")
+            clip = np.empty((len(indices), *image.shape), np.uint8)
+        clip[bisect_left(indices, index) : bisect_right(indices, index)] = image
+    assert clip is not None
+    return clip
+
+
+def _each_frame(
+    media: MediaRef, header: VideoHeader, indices: Sequence[int], fit: Fit | None, background: Colour = WHITE
+) -> Frames:
+    """The frames at these distinct indices, in any order, one at a time; raises `UnreadableItem` if one is missing."""
+    found: set[int] = set()
     with decoding(_reason):
         read = _folder_frames if _is_folder(media) else _READERS.get(header.format, ffmpeg_frames)
-        found: dict[int, npt.NDArray[np.uint8]] = {}
-        for index, image in read(media, header, distinct, fit, background):
+        for index, image in read(media, header, indices, fit, background):
             # The frame size of a file may change; a clip has one size.
             fit = fit or Fit(*image.shape[:2])
-            found[index] = image
-    missing = [index for index in distinct if index not in found]
-    if missing:
-        raise UnreadableItem(f"damaged: its frame at {header.times[missing[0]]:.2f} s cannot be decoded")
-    return np.stack([found[index] for index in indices])
+            found.add(index)
+            yield index, image
+    missing = next((index for index in indices if index not in found), None)
+    if missing is not None:
+        raise UnreadableItem(f"damaged: its frame at {header.times[missing]:.2f} s cannot be decoded")
 
 
 # --- folders of images --------------------------------------------------------------------------------------------
@@ -174,10 +190,7 @@ _READERS = {**dict.fromkeys(_PILLOW, _pillow_frames), _IMAGE: _image_frames}
 
 
 def _fitted_image(image: Image.Image, fit: Fit | None, background: Colour) -> npt.NDArray[np.uint8]:
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", layer.size, (*background, 255)), layer)
-    shown = image.convert("RGB")
+    shown = convert(image, "RGB", background)
     if fit is None:
         return np.asarray(shown)
     return images.resize_and_crop(shown, fit.height, fit.width, x=fit.x, y=fit.y)
@@ -187,7 +200,7 @@ def _fitted_image(image: Image.Image, fit: Fit | None, background: Colour) -> np
 
 
 def _reason(error: Exception) -> str | None:
-    if isinstance(error, headers.TruncatedFile):
+    if isinstance(error, TruncatedFile):
         return f"truncated: {error}"
     if type(error).__module__.startswith("av"):
         return "not a video, or a damaged one: no decoder takes its content"
@@ -196,8 +209,8 @@ def _reason(error: Exception) -> str | None:
 
 _ROUNDING = 0.0015
 """Largest error in seconds of the difference of two times that are rounded to milliseconds."""
-_BLOCK = 64
-"""Frames that `probe_video` decodes at a time."""
+_PROBED_SIDE = 128
+"""Longer side in pixels at which `probe_video` reads frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,14 +267,26 @@ def read_video(
 
 
 def probe_video(path: MediaFile) -> VideoFacts:
-    """Properties of a file, after decoding all of it."""
-    header = read_header(path)
-    fit: Fit | None = None
-    for start in range(0, header.frames, _BLOCK):
-        block = read_frames(path, header, range(start, min(start + _BLOCK, header.frames)), fit)
-        fit = fit or Fit(*block.shape[1:3])
-    assert fit is not None
-    return VideoFacts(header.frames, header.seconds, fit.width, fit.height, header.format, header.rate, header.steady)
+    """Properties of a file, after decoding all of it, one frame at a time."""
+    media, header = media_ref(path), read_header(path)
+    with decoding(_reason):
+        width, height = _frame_size(media, header)
+    scale = min(1.0, _PROBED_SIDE / max(width, height))
+    fit = Fit(max(1, round(height * scale)), max(1, round(width * scale)))
+    for _ in _each_frame(media, header, range(header.frames), fit):
+        pass
+    return VideoFacts(header.frames, header.seconds, width, height, header.format, header.rate, header.steady)
+
+
+def _frame_size(media: MediaRef, header: VideoHeader) -> tuple[int, int]:
+    """Width and height of the first frame, as displayed."""
+    if header.format == _IMAGE or _is_folder(media):
+        (_, image) = next(iter(_each_frame(media, header, [0], None)))
+        return image.shape[1], image.shape[0]
+    if header.format in _PILLOW:
+        with pillow_silent, open_file(media) as stream, Image.open(stream, formats=_PILLOW) as image:
+            return image.size
+    return ffmpeg_size(media, header)
 
 
 def clip_tensor(clip: Clip) -> Tensor:

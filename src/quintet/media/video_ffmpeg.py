@@ -5,6 +5,7 @@ A frame is rotated upright, has square pixels, and its transparency is blended w
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -14,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
+from quintet.media.budget import check_memory, check_steps
 from quintet.media.files import MediaRef, open_file
 from quintet.media.video_header import (
     FOLDER_RATE,
+    WHITE,
     Colour,
     Fit,
     Frames,
@@ -30,8 +33,12 @@ _WITH_INDEX = ("mov", "matroska")  # their header and index are enough; other fi
 _CAN_SKIP = ("h264", "hevc")  # decoders that can skip frames that no other frame refers to
 _WORTH_A_SEEK = 8  # from this many frames between two requested ones on, seeking is faster than decoding
 _FARTHEST_START = 1000  # frames that are decoded before one that its keyframe alone does not complete
+_HELD_FRAMES = {"h264": 9, "hevc": 9, "vp9": 10, "libvpx-vp9": 10, "av1": 10, "libdav1d": 10}
+_USUAL_HELD_FRAMES = 5
+_LEAST_BITS = 12  # of a pixel, while its format is not known
 _HIGH_DEFINITION = 720  # lines; a larger file without a colour space is assumed to be BT.709
 _UNSPECIFIED = 2
+_ROWS = 64
 
 
 @contextmanager
@@ -52,10 +59,18 @@ def _ffmpeg(file: MediaRef, kind: str) -> Iterator[tuple[Any, Any, Any]]:
             if not video_streams:
                 raise UnreadableItem("not a video: there is no moving picture in it")
             stream = video_streams[0]
-            check_pixels(stream.codec_context.width, stream.codec_context.height)
+            _check_frame(stream.codec_context.width, stream.codec_context.height, stream.codec_context)
             decoder = _decoder(stream)
             decoder.thread_count = 1  # data workers share the cores already
             yield container, stream, decoder
+
+
+def _check_frame(width: int, height: int, decoder: Any, pixel_format: Any = None) -> None:
+    """Refuse frames of which a decoder cannot hold as many as its codec refers to."""
+    check_pixels(width, height)
+    bits = pixel_format.padded_bits_per_pixel if pixel_format is not None else _LEAST_BITS
+    held = width * height * bits // 8 * _HELD_FRAMES.get(decoder.name, _USUAL_HELD_FRAMES)
+    check_memory(held, f"decoding frames of {width}x{height} pixels")
 
 
 def _decoder(stream: Any) -> Any:
@@ -74,25 +89,34 @@ def ffmpeg_header(file: MediaRef, kind: str) -> VideoHeader:
         hidden = _is_hidden_vp8 if stream.codec_context.name == "vp8" else _never
         # AVI has no display times for frames that are stored in another order.
         unordered = name == "avi" and decoder.has_b_frames
-        packets = [
-            (packet.pts, packet.duration or 0, packet.is_keyframe)
-            for packet in container.demux(stream)
-            if packet.size and not packet.is_discard and not hidden(packet)
-        ]
+        # Stamps, durations and keyframe flags of all frames; small arrays, as a long file has many frames.
+        stamps, durations, flags = array("q"), array("q"), bytearray()
+        stamped = True
+        for packet in container.demux(stream):
+            if packet.size and not packet.is_discard and not hidden(packet):
+                check_steps(len(stamps) + 1, "frames")
+                stamped = stamped and packet.pts is not None
+                stamps.append(packet.pts or 0)
+                durations.append(packet.duration or 0)
+                flags.append(packet.is_keyframe)
         kind = f"{name} {stream.codec_context.name}"
-    if not packets:
+    if not stamps:
         raise UnreadableItem("holds no frame")
-    if len(packets) < expected and name == "mov":
-        raise UnreadableItem(f"truncated: {expected} frames promised, {len(packets)} there")
-    if unordered or base <= 0 or any(packet[0] is None for packet in packets):
+    if len(stamps) < expected and name == "mov":
+        raise UnreadableItem(f"truncated: {expected} frames promised, {len(stamps)} there")
+    if unordered or base <= 0 or not stamped:
         return _counted_header(file, kind)
-    packets = list({packet[0]: packet for packet in sorted(packets, key=lambda packet: int(packet[0] or 0))}.values())
-    stamps = np.array([packet[0] for packet in packets], np.int64)
-    keys = np.array([packet[2] for packet in packets])
+    # In order of display; of several frames with one time stamp, the first place and the last flags count.
+    order = np.argsort(np.array(stamps), kind="stable")
+    sorted_stamps = np.array(stamps)[order]
+    last_of_equals = order[np.append(sorted_stamps[1:] != sorted_stamps[:-1], True)]
+    distinct = np.array(stamps)[last_of_equals]
+    keys = np.frombuffer(flags, np.bool_)[last_of_equals]
     starts = np.maximum.accumulate(np.where(keys, np.arange(len(keys)), 0))
-    times = (stamps - stamps[0]) * float(base)
-    last = float(packets[-1][1] * base) or float(np.median(np.diff(times)) if len(times) > 1 else 1 / FOLDER_RATE)
-    return VideoHeader(times, float(times[-1]) + last, kind, stamps, starts)
+    times = (distinct - distinct[0]) * float(base)
+    last = float(durations[last_of_equals[-1]] * base)
+    last = last or float(np.median(np.diff(times)) if len(times) > 1 else 1 / FOLDER_RATE)
+    return VideoHeader(times, float(times[-1]) + last, kind, distinct, starts)
 
 
 def _never(packet: Any) -> bool:
@@ -108,9 +132,11 @@ def _counted_header(file: MediaRef, kind: str) -> VideoHeader:
     """The header of a file without time stamps: all of it is decoded to count its frames."""
     with _ffmpeg(file, kind) as (container, stream, decoder):
         rate = float(stream.average_rate or FOLDER_RATE)
-        return header_from_durations(
-            [1 / rate] * sum(len(decoder.decode(packet)) for packet in container.demux(stream)), kind
-        )
+        count = 0
+        for packet in container.demux(stream):
+            count += len(decoder.decode(packet))
+            check_steps(count, "frames")
+        return header_from_durations([1 / rate] * count, kind)
 
 
 def ffmpeg_frames(
@@ -119,9 +145,19 @@ def ffmpeg_frames(
     with _ffmpeg(file, header.format) as (container, stream, decoder):
         show = _DisplayConverter(background, lambda: _aspect(stream, decoder))
         for index, frame in _decoded(container, stream, decoder, header, indices):
+            _check_frame(frame.width, frame.height, decoder, frame.format)
             image = show(frame, fit)
             fit = fit or Fit(*image.shape[:2])
             yield index, image
+
+
+def ffmpeg_size(file: MediaRef, header: VideoHeader) -> tuple[int, int]:
+    """Width and height of the first frame, as displayed."""
+    with _ffmpeg(file, header.format) as (container, stream, decoder):
+        show = _DisplayConverter(WHITE, lambda: _aspect(stream, decoder))
+        for _, frame in _decoded(container, stream, decoder, header, [0]):
+            return show.size(frame)
+    raise UnreadableItem(f"damaged: its frame at {header.times[0]:.2f} s cannot be decoded")
 
 
 def _decoded(
@@ -215,17 +251,15 @@ class _DisplayConverter:
 
         self.background = background
         self.aspect = aspect
+        self.orientations: dict[int, tuple[int, bool]] = {}
         self.convert = VideoReformatter().reformat
         self.exact = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.BITEXACT
         # Area averaging for smaller sizes; enlarging with it would show squares.
         self.smaller, self.larger = Interpolation.AREA, Interpolation.BICUBIC
 
     def __call__(self, frame: Any, fit: Fit | None) -> npt.NDArray[np.uint8]:
-        check_pixels(frame.width, frame.height)
-        turns, mirrored = _orientation(frame)
-        width, height = max(1, round(frame.width * self.aspect())), frame.height
-        if turns % 2:
-            width, height = height, width
+        turns, mirrored = self._orientation(frame)
+        width, height = self.size(frame)
         if fit is not None:
             scale = max(fit.width / width, fit.height / height)
             width, height = max(fit.width, round(width * scale)), max(fit.height, round(height * scale))
@@ -237,6 +271,18 @@ class _DisplayConverter:
             left, top = round((width - fit.width) * fit.x), round((height - fit.height) * fit.y)
             image = image[top : top + fit.height, left : left + fit.width]
         return image
+
+    def size(self, frame: Any) -> tuple[int, int]:
+        """Width and height of a frame as displayed."""
+        width, height = max(1, round(frame.width * self.aspect())), frame.height
+        return (height, width) if self._orientation(frame)[0] % 2 else (width, height)
+
+    def _orientation(self, frame: Any) -> tuple[int, bool]:
+        """As `_orientation`, looked up once per rotation, on a small copy: the side data of a frame keep it alive."""
+        rotation = frame.rotation
+        if rotation not in self.orientations:
+            self.orientations[rotation] = _orientation(_small_copy(frame))
+        return self.orientations[rotation]
 
     def _rgb(self, frame: Any, width: int, height: int) -> npt.NDArray[np.uint8]:
         from av.video.reformatter import Colorspace
@@ -260,16 +306,44 @@ class _DisplayConverter:
         """Blend with the background before scaling: otherwise hidden colours would bleed at the edges."""
         import av
 
-        pixels = self.convert(frame, format="rgba", threads=1).to_ndarray()
-        opacity = pixels[..., 3:].astype(np.float32) / 255
-        blended = np.asarray(pixels[..., :3] * opacity + np.asarray(self.background, np.float32) * (1 - opacity))
-        return av.VideoFrame.from_ndarray(np.rint(blended).astype(np.uint8), "rgb24")
+        layer = self.convert(frame, format="rgba", threads=1)
+        blended = av.VideoFrame(layer.width, layer.height, "rgb24")
+        pixels, result = _pixels(layer, 4), _pixels(blended, 3)
+        background = np.asarray(self.background, np.float32)
+        for top in range(0, len(pixels), _ROWS):  # a few rows at a time: fractions take several times the memory
+            rows = pixels[top : top + _ROWS]
+            opacity = rows[..., 3:].astype(np.float32) / 255
+            result[top : top + _ROWS] = np.rint(rows[..., :3] * opacity + background * (1 - opacity))
+        return blended
+
+
+def _pixels(frame: Any, channels: int) -> npt.NDArray[np.uint8]:
+    """The pixels (height, width, channels) of a packed frame, without a copy."""
+    plane = frame.planes[0]
+    rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[: frame.height, : channels * frame.width]
+    return rows.reshape(frame.height, frame.width, channels)
 
 
 def _aspect(stream: Any, decoder: Any) -> float:
     """Pixel aspect ratio, of the file or else of its first decoded frame."""
     aspect = stream.sample_aspect_ratio or decoder.sample_aspect_ratio
     return float(aspect) if aspect and 0.1 < aspect < 10 else 1.0
+
+
+def _small_copy(frame: Any) -> Any:
+    """A copy of 16 by 16 pixels with the side data of a frame."""
+    from av.filter import Graph
+
+    graph = Graph()
+    source = graph.add_buffer(
+        width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base or Fraction(1, 1)
+    )
+    scale, sink = graph.add("scale", "16:16"), graph.add("buffersink")
+    source.link_to(scale)
+    scale.link_to(sink)
+    graph.configure()
+    graph.vpush(frame)
+    return graph.vpull()
 
 
 def _orientation(frame: Any) -> tuple[int, bool]:

@@ -5,7 +5,6 @@ A decoder reads a truncated file as a shorter one, or fails only at the first cl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Literal, TypeAlias
@@ -14,6 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
+from quintet.media.budget import check_memory
+from quintet.media.chunks import (
+    EBML,
+    MOV_BOXES,
+    TruncatedFile,
+    check_matroska,
+    check_mov,
+    gif_frames,
+    riff_chunks,
+    size_of,
+)
 
 Clip: TypeAlias = npt.NDArray[np.uint8]
 """(frames, height, width, 3) uint8."""
@@ -25,6 +35,11 @@ FOLDER_RATE = 25
 """Frame rate of a folder of images, which has no time stamps."""
 MAX_PIXELS = 2**26
 """Most pixels of one frame; a header with more is damaged or malicious."""
+MAX_ANIMATION_PIXELS = 2**30
+"""Most pixels of all frames of a GIF or WebP, plus some per byte: also an empty frame costs a full canvas."""
+_PIXELS_PER_BYTE = 2**12
+_ANIMATION_BYTES = 24
+"""Memory of a pixel of a GIF or WebP: the canvases of the decoder, and copies on the way to a frame."""
 WHITE: Colour = (255, 255, 255)
 
 
@@ -87,23 +102,17 @@ DEFAULT_SECONDS = 0.1
 SHORTEST = 0.0105
 """Shorter durations, in seconds, are replaced by the default."""
 
-_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
-_EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF)
 _STILL_IMAGES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"BM", b"II*\x00", b"MM\x00*")
-
-
-class TruncatedFile(Exception):
-    """The file ends before it should; the message says where."""
 
 
 def kind_of(stream: IO[bytes]) -> Kind | None:
     """The container format by content, never by extension; None for an unknown one."""
     stream.seek(0)
     start = stream.read(12)
-    if start[4:8] in _BOXES:
+    if start[4:8] in MOV_BOXES:
         return "mov"
-    if start[:4] == _EBML:
+    if start[:4] == EBML:
         return "matroska"
     if start[:6] in (b"GIF87a", b"GIF89a"):
         return "gif"
@@ -121,50 +130,14 @@ def is_still_image(stream: IO[bytes]) -> bool:
 
 def check_end(stream: IO[bytes], kind: Kind) -> None:
     """Raise `TruncatedFile` if the file is shorter than its header says; `gif_seconds` does this for GIF."""
-    size = stream.seek(0, os.SEEK_END)
-    find = {"mov": _mov_end, "matroska": _matroska_end, "avi": _riff_end, "webp": _riff_end}.get(kind)
-    expected = find(stream, size) if find else 0
+    size = size_of(stream)
+    find = {"mov": check_mov, "matroska": check_matroska, "avi": _riff_end, "webp": _riff_end}.get(kind)
+    expected = find(stream) if find else 0
     if expected > size:
         raise TruncatedFile(f"{expected} bytes promised, {size} there")
 
 
-def _mov_end(stream: IO[bytes], size: int) -> int:
-    """Expected end of the last top-level box; 0 if unknown."""
-    position = 0
-    while position + 8 <= size:
-        stream.seek(position)
-        head = stream.read(16)
-        length = int.from_bytes(head[:4], "big")
-        if length == 1:
-            length = int.from_bytes(head[8:16], "big")
-        if length < 8:  # 0 means up to the end of the file
-            return 0
-        position += length
-    return position
-
-
-def _matroska_end(stream: IO[bytes], size: int) -> int:
-    """Expected end of the segment; 0 if unknown, as in recordings of a browser."""
-    length, position = _element_size(stream, len(_EBML))
-    stream.seek(position + length)
-    if stream.read(4) != _SEGMENT:
-        return 0
-    length, position = _element_size(stream, position + length + 4)
-    return 0 if length < 0 else position + length
-
-
-def _element_size(stream: IO[bytes], position: int) -> tuple[int, int]:
-    """The size of a Matroska element, -1 if unknown, and the start of its content."""
-    stream.seek(position)
-    first = stream.read(1)
-    if not first or not first[0]:
-        return -1, position
-    width = 9 - first[0].bit_length()
-    value = int.from_bytes(first + stream.read(width - 1), "big") - (1 << 7 * width)
-    return (-1 if value == (1 << 7 * width) - 1 else value), position + width
-
-
-def _riff_end(stream: IO[bytes], size: int) -> int:
+def _riff_end(stream: IO[bytes]) -> int:
     stream.seek(4)
     length = int.from_bytes(stream.read(4), "little")
     return 0 if length in _UNKNOWN_SIZES else 8 + length
@@ -175,63 +148,38 @@ def _riff_end(stream: IO[bytes], size: int) -> int:
 
 def gif_seconds(stream: IO[bytes]) -> list[float]:
     """Duration of each frame in seconds; raises `TruncatedFile` if the file ends inside a frame."""
-    stream.seek(0)
-    head = stream.read(13)
-    position = 13 + _colour_table(head[10])
-    found: list[float] = []
-    delay = 0.0
-    while True:
-        stream.seek(position)
-        kind = stream.read(1)
-        if kind == b"!":  # an extension; the graphics control extension has the duration
-            label = stream.read(1)
-            content = stream.read(5)
-            if label == b"\xf9" and len(content) == 5:
-                delay = int.from_bytes(content[2:4], "little") / 100
-            position = _after_blocks(stream, position + 2)
-        elif kind == b",":
-            head = stream.read(9)
-            if len(head) < 9:
-                raise TruncatedFile("the file ends inside of a frame")
-            position = _after_blocks(stream, position + 11 + _colour_table(head[8]))
-            found.append(effective_delay(delay))
-            delay = 0.0
-        elif kind == b";" or (not kind and found):  # some writers omit the last byte
-            return found
-        else:
-            raise TruncatedFile("the file ends inside of a frame" if found else "the file ends before its first frame")
-
-
-def _colour_table(flags: int) -> int:
-    """Size of a colour table in bytes, from its flags."""
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
-
-
-def _after_blocks(stream: IO[bytes], position: int) -> int:
-    """The end of a series of blocks, each of which starts with its length."""
-    while True:
-        stream.seek(position)
-        length = stream.read(1)
-        if not length:
-            raise TruncatedFile("the file ends inside of a frame")
-        position += 1 + length[0]
-        if not length[0]:
-            return position
+    stream.seek(6)
+    width, height = (int.from_bytes(stream.read(2), "little") for _ in range(2))
+    found = []
+    for frame in gif_frames(stream):
+        width, height = max(width, frame.right), max(height, frame.bottom)
+        found.append(effective_delay(frame.delay))
+    _check_animation(width, height, len(found), size_of(stream))
+    return found
 
 
 def webp_seconds(stream: IO[bytes]) -> list[float]:
     """Duration of each frame in seconds; a still image has one frame."""
-    size = stream.seek(0, os.SEEK_END)
-    found: list[float] = []
-    position = 12
-    while position + 8 <= size:
-        stream.seek(position)
-        head = stream.read(8 + 15)
-        if head[:4] == b"ANMF":
-            found.append(effective_delay(int.from_bytes(head[20:23], "little") / 1000))
-        length = int.from_bytes(head[4:8], "little")
-        position += 8 + length + length % 2
+    found = []
+    width = height = 1
+    for chunk in riff_chunks(stream):
+        if chunk.name == b"ANMF":
+            stream.seek(chunk.start + 12)
+            found.append(effective_delay(int.from_bytes(stream.read(3), "little") / 1000))
+        elif chunk.name == b"VP8X":
+            stream.seek(chunk.start + 4)
+            width, height = (1 + int.from_bytes(stream.read(3), "little") for _ in range(2))
+    _check_animation(width, height, len(found), size_of(stream), held=size_of(stream))
     return found or [DEFAULT_SECONDS]
+
+
+def _check_animation(width: int, height: int, frames: int, size: int, held: int = 0) -> None:
+    """Refuse an animation whose canvas exceeds the memory budget, or that is a few bytes of endless large frames."""
+    check_pixels(width, height)
+    pixels = width * height
+    check_memory(pixels * _ANIMATION_BYTES + held, f"an animation of {width}x{height} pixels")
+    if frames * pixels > MAX_ANIMATION_PIXELS + size * _PIXELS_PER_BYTE:
+        raise UnreadableItem(f"damaged: {frames} frames of {width}x{height} pixels in a file of {size} bytes")
 
 
 def effective_delay(seconds: float) -> float:
