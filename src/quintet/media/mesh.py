@@ -16,6 +16,7 @@ import numpy as np
 
 from quintet.common.files import replace_bytes
 from quintet.errors import UnreadableItem, UsageError
+from quintet.media.budget import check_memory
 from quintet.media.files import MediaFile, media_ref
 from quintet.media.mesh_formats import Soup, read_soup
 from quintet.media.mesh_text import Faces, Vertices
@@ -88,7 +89,7 @@ def probe_mesh(path: MediaFile, *, bins: int = BINS) -> MeshFacts:
 
 
 def _mesh_of(soup: Soup, bins: int, max_faces: int | None, decimate: bool) -> Mesh:
-    mesh = clean(normalise(Mesh(soup.vertices, soup.faces)), bins)
+    mesh = clean(normalise(Mesh(soup.vertices, soup.faces), out=soup.vertices), bins)
     if max_faces is not None and len(mesh.faces) > max_faces:
         if mesh.faces.shape[1] != 3:
             raise UnreadableItem(f"{len(mesh.faces)} faces, more than {max_faces} (data.max_faces)")
@@ -97,14 +98,15 @@ def _mesh_of(soup: Soup, bins: int, max_faces: int | None, decimate: bool) -> Me
             raise UnreadableItem(
                 f"{count} faces, more than {max_faces} (data.max_faces); data.decimate=true reduces it"
             )
-        mesh = _decimated(mesh, bins, max_faces)
+        mesh = _decimated(mesh, bins, max_faces, soup.vertices.nbytes + soup.faces.nbytes)
     if not len(mesh.faces):
         raise UnreadableItem(f"no face of it has an area at {bins} bins a side")
     return canonical(mesh, bins)
 
 
-def normalise(mesh: Mesh) -> Mesh:
-    """The mesh with its bounding box centred at 0 and its longest side from -LIMIT to LIMIT."""
+def normalise(mesh: Mesh, out: Vertices | None = None) -> Mesh:
+    """The mesh with its bounding box centred at 0 and its longest side from -LIMIT to LIMIT; `out` are the vertices to
+    overwrite, if any."""
     mask = _used_mask(len(mesh.vertices), mesh.faces)
     used = mesh.vertices if mask.all() else mesh.vertices[mask]
     low, high = used.min(axis=0), used.max(axis=0)
@@ -116,26 +118,30 @@ def normalise(mesh: Mesh) -> Mesh:
         raise UnreadableItem("all of its vertices lie in one point")
     with np.errstate(all="ignore"):  # vertices without a face may overflow
         # In this order, because the sum of two large numbers may overflow.
-        centred = mesh.vertices - (low + (high - low) / 2)
+        centred = np.subtract(mesh.vertices, low + (high - low) / 2, out=out)
         centred /= extent
         centred *= 2 * LIMIT
         return Mesh(centred, mesh.faces)
 
 
-def _decimated(mesh: Mesh, bins: int, max_faces: int) -> Mesh:
+def _decimated(mesh: Mesh, bins: int, max_faces: int, held: int) -> Mesh:
     try:
         import fast_simplification
     except ImportError:
         raise UsageError("decimation needs fast-simplification: pip install 'quintet[mesh]'") from None
+    _check_merged(len(mesh.vertices), len(mesh.faces), held, decimated=True)
     before, target = len(mesh.faces), max_faces
     # Cleaning removes faces, and the simplifier stops where it would break the shape, so try a few times.
     for _ in range(4):
+        count = len(mesh.faces)
         vertices, faces = fast_simplification.simplify(
             mesh.vertices.astype(np.float32), mesh.faces.astype(np.int32), target_count=target, agg=9.0
         )
         mesh = clean(Mesh(vertices.astype(np.float64), faces.astype(np.int64)), bins)
         if len(mesh.faces) <= max_faces:
             return mesh
+        if len(mesh.faces) > 0.9 * count:  # the next attempt would take as long and reach as little
+            break
         target = int(target * 0.9)
     raise UnreadableItem(f"{before} faces, and no fewer than {len(mesh.faces)} by decimation; {max_faces} are allowed")
 
@@ -163,8 +169,15 @@ def clean(mesh: Mesh, bins: int = BINS) -> Mesh:
     keys, merged = np.unique(_bin_keys(mesh.vertices, bins), return_inverse=True)
     faces = merged.reshape(-1)[mesh.faces]
     faces = faces[_has_area(faces, keys, bins)]
+    _check_merged(len(keys), len(faces), mesh.vertices.nbytes * 3 // 2 + mesh.faces.nbytes)
     faces = faces[np.sort(_first_of_each(np.sort(faces, axis=1)))]
     return _used_only(_means(mesh.vertices, merged.reshape(-1), len(keys)), faces)
+
+
+def _check_merged(vertices: int, faces: int, held: int, *, decimated: bool = False) -> None:
+    """Check the memory of sorting, or of decimating, a mesh with merged vertices; measured for each vertex and face."""
+    vertex_bytes, face_bytes = (250, 400) if decimated else (60, 130)
+    check_memory(vertex_bytes * vertices + face_bytes * faces + held, f"a mesh of {faces} faces at this resolution")
 
 
 def _bin_keys(vertices: Vertices, bins: int) -> Faces:

@@ -84,10 +84,12 @@ class _Part(NamedTuple):
 def read_gltf(stream: IO[bytes], held: int, folder: Path | None) -> tuple[Vertices, list[Faces]]:
     """`folder` holds the files that it may name; None if there is none."""
     text, binary = _chunks(stream)
+    held += 2 * len(text)  # its texts, and what is decoded from base64
     header = _parsed(text)
+    del text
     document = _Document(header, binary, folder)
     try:
-        return document.triangles(held + len(text))
+        return document.triangles(held)
     finally:
         document.close()
 
@@ -98,11 +100,11 @@ def _chunks(stream: IO[bytes]) -> tuple[bytes, _Buffer | None]:
     stream.seek(0)
     start = stream.read(20)
     if not start.startswith(MAGIC):
-        check_memory(3 * size, "its JSON")
+        check_memory(5 * size, "its JSON")  # as bytes, as text, and base64 while it is decoded
         return start + stream.read(), None
     if len(start) < 20 or start[16:20] != _JSON or _integer(start[8:12]) > size or 20 + _integer(start[12:16]) > size:
         raise UnreadableItem("truncated: the file is shorter than its header says")
-    check_memory(3 * _integer(start[12:16]), "its JSON")
+    check_memory(5 * _integer(start[12:16]), "its JSON")
     text = stream.read(_integer(start[12:16]))
     while len(head := stream.read(8)) == 8:
         length, position = _integer(head[:4]), stream.tell()
@@ -147,6 +149,8 @@ class _Document:
 
     def __post_init__(self) -> None:
         self.buffers: dict[int, _Buffer] = {}
+        self.needed = 0
+        """Estimated memory of the mesh, in bytes."""
 
     def close(self) -> None:
         for buffer in self.buffers.values():
@@ -158,7 +162,7 @@ class _Document:
         for part in self._parts():
             vertex_count += int(self._accessor(part.primitive["attributes"]["POSITION"])["count"])
             face_count += self._face_count(part.primitive)
-            check_mesh_size(vertex_count, face_count, held)
+            self.needed = check_mesh_size(vertex_count, face_count, held)
             parts.append(part)
         vertices, faces, start = [np.empty((0, 3))], list[Faces](), 0
         for part in parts:
@@ -254,10 +258,10 @@ class _Document:
         offset, size = int(accessor.get("byteOffset", 0)), max(count - 1, 0) * stride + row.itemsize * (count > 0)
         if offset < 0 or offset + size > int(view["byteLength"]):
             raise UnreadableItem("truncated: its numbers are not all in its buffer")
-        check_memory(size, "an array of it")
+        # What lies between the numbers is read too, and may be far more than they are.
+        check_memory(self.needed + size - count * row.itemsize, "a mesh with other numbers between its coordinates")
         content = self._buffer(int(view["buffer"])).read(int(view.get("byteOffset", 0)) + offset, size)
-        array = np.ndarray((count, width), dtype, content, strides=(stride, dtype.itemsize))
-        return array
+        return np.ndarray((count, width), dtype, content, strides=(stride, dtype.itemsize))
 
     def _buffer(self, number: int) -> _Buffer:
         if number not in self.buffers:

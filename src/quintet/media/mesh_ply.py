@@ -22,7 +22,7 @@ _TYPES = {
 _FACE_LISTS = ("vertex_indices", "vertex_index")
 _LONGEST_HEADER = 2**16
 _ROWS = 2**14
-"""Rows of a text between two checks of the memory."""
+"""Rows of a text between two checks of the memory; longer lists of a binary file are checked one by one."""
 _BLOCK = 2**20
 """Bytes of a binary file that are read at once."""
 
@@ -127,7 +127,7 @@ def _read_text(rows: Iterator[list[bytes]], element: _Element, content: _Content
         if words is None:
             raise UnreadableItem(f"truncated: {element.count} of {element.name} promised, {number} there")
         if axes is not None:
-            content.numbers.extend(coordinates([words[axis] for axis in axes]))
+            content.numbers.extend(coordinates([words[axis] for axis in axes if axis < len(words)]))
         elif face_list is not None:
             content.polygons.add(_text_list(words, element, face_list))
         if number % _ROWS == 0:
@@ -136,17 +136,13 @@ def _read_text(rows: Iterator[list[bytes]], element: _Element, content: _Content
 
 def _text_list(words: Sequence[bytes], element: _Element, wanted: int) -> list[int]:
     """One list of a row."""
-    position = 0
-    for each in element.properties[:wanted]:
-        position += 1 if each.count_type is None else 1 + _length(words[position])
-    end = position + 1 + _length(words[position])
+    position, end = 0, 0
+    for each in element.properties[: wanted + 1]:
+        position = end
+        end += 1 if each.count_type is None or position >= len(words) else 1 + max(int(words[position]), 0)
     if end > len(words):
         raise UnreadableItem("damaged: a face with fewer vertices than it says")
     return [int(float(word)) for word in words[position + 1 : end]]
-
-
-def _length(word: bytes) -> int:
-    return max(int(word), 0)
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------
@@ -213,6 +209,8 @@ def _row(stream: IO[bytes], element: _Element, order: str, content: _Content) ->
         length = 1
         if each.count_type is not None:
             length = max(int(_numbers(stream, order + each.count_type, 1)[0]), 0)
+            if length > _ROWS and length > _remaining(stream):
+                raise UnreadableItem("damaged: a list is longer than the file")
             check_mesh_size(len(content.numbers) // 3, content.polygons.triangles + length, content.held)
         lists.append(_numbers(stream, order + each.type, length))
     return lists
