@@ -87,15 +87,16 @@ def lines(stream: IO[bytes], *, continued: bool = False) -> Iterator[bytes]:
     """The lines of a text. With `continued`, a backslash at the end of a line joins the next one to it."""
     rest = b""
     for block in blocks(stream, b"\r\n"):
-        if continued:
-            block = rest + block.replace(b"\\\r\n", b" ").replace(b"\\\n", b" ")
-            rest = b""
-            if not block.endswith((b"\r", b"\n")):  # the block ended in a continued line
-                start = 1 + max(block.rfind(b"\n"), block.rfind(b"\r"))
-                block, rest = block[:start], block[start:]
-                if len(rest) > LONGEST_LINE:
-                    raise UnreadableItem(f"damaged: a line of more than {LONGEST_LINE // 2**20} MiB")
-        yield from block.splitlines()
+        if not continued:
+            yield from block.splitlines()
+            continue
+        text = rest + block.replace(b"\\\r\n", b" ").replace(b"\\\n", b" ")
+        # A continued line may go on in the next block.
+        end = 1 + max(text.rfind(b"\n"), text.rfind(b"\r"))
+        rest = text[end:]
+        if len(rest) > LONGEST_LINE:
+            raise UnreadableItem(f"damaged: a line of more than {LONGEST_LINE // 2**20} MiB")
+        yield from text[:end].splitlines()
     if rest:
         yield rest
 
