@@ -17,6 +17,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -266,6 +267,20 @@ def _add_tar(builder: IndexBuilder, store: Store, number: int, name: str) -> Non
         builder.shards[number] = builder.shards[number]._replace(sha256=joined_hash(hashes))
         if not listing.ended:
             builder.notes.append(f"{name} has no mark of its end: it may have been cut off; what is there is used")
+
+
+def stored_hashes(path: Path) -> dict[int, str]:
+    """The hash of each item of a shard that quintet wrote, by its offset, as far as the file can be listed."""
+    stored: dict[int, str] = {}
+    with suppress(UsageError), open_tar(path, path.name) as listing:
+        for _, group in groupby(_visible(listing), key=lambda member: split_key(member.name)[0]):
+            members = list(group)
+            parts = {_part(member.name): member for member in reversed(members)}
+            for member in members:
+                if posixpath.splitext(member.name)[1].lower() in MEDIA:
+                    first = members[0].header if _are_frames([member]) else member.offset
+                    stored.setdefault(first, _item_metadata(listing, parts, "").sha256)
+    return stored
 
 
 def _visible(listing: TarListing) -> Iterator[Member]:

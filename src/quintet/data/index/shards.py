@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 from weakref import finalize
 
 import numpy as np
@@ -36,7 +36,7 @@ from quintet.data.index.entry import (
 )
 from quintet.data.index.marker import read_marker
 from quintet.data.index.shard_index import FORMAT, IMAGE_SEQUENCE, Row, ShardIndex, joined_hash
-from quintet.data.index.shard_listing import UnpackedStore, build_index
+from quintet.data.index.shard_listing import UnpackedStore, build_index, stored_hashes
 from quintet.data.index.shard_store import PARQUET, FolderStore, RemoteStore, ShardFile, Store, is_url
 from quintet.data.index.tar_members import Damaged, TarListing
 from quintet.errors import RunError, UnreadableItem, UsageError
@@ -52,6 +52,17 @@ LARGEST_MEMBER = READ_BUDGET_BYTES // 2
 _BLOCK = 2**20
 
 
+class _Inspection(NamedTuple):
+    """What is wrong with a shard: with all of it, or with the items at some offsets."""
+
+    problem: str | None = None
+    damaged: frozenset[int] = frozenset()
+
+
+_SOUND = _Inspection()
+_DAMAGED = _Inspection("is damaged: its content does not match its hash")
+
+
 class ShardSet:
     """An index and the store of its shards, with the version that the store reported for each shard."""
 
@@ -62,6 +73,8 @@ class ShardSet:
         self._open: OrderedDict[int, _OpenFile] = OrderedDict()
         self._sound: set[int] = set()
         """Shards whose content this process has checked."""
+        self._damaged: set[tuple[int, int]] = set()
+        """Shard and offset of the items that do not match their hashes."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,13 +86,16 @@ class ShardSet:
         return Entry(row.name, row.text, row.split, row.extra, Stamp(row.size, 0), partial(self.blob, row))
 
     def blob(self, row: Row) -> Blob:
-        """The bytes of an item. A damaged shard ends the run: once it is restored, the run can be resumed exactly."""
+        """The bytes of an item. A damaged item is unreadable, like a damaged file; a shard of which nothing can be
+        trusted ends the run, which can be resumed once the shard is restored."""
         if row.size > LARGEST_MEMBER:
             raise UnreadableItem(
                 f"{row.size / 2**20:.0f} MB, more than {LARGEST_MEMBER // 2**20} that are read from a shard; reduce it, "
                 "or train on a folder"
             )
         content = self.read(row.shard, row.offset, row.size)
+        if (row.shard, row.offset) in self._damaged:
+            raise UnreadableItem("damaged: its content does not match its hash in the shard")
         if row.kind != IMAGE_SEQUENCE:
             return Blob(row.name, content)
         try:
@@ -114,43 +130,51 @@ class ShardSet:
         and made again if it is damaged."""
         name = self.index.shards[shard].name
         file = _OpenFile(self.store.file(name))
-        problem = self._problem(shard, file) if check else None
-        if problem and self.store.discard(name):
-            say(f"the local copy of the shard {self._label(shard)} {problem}; it is made again", any_rank=True)
+        if not check:
+            return file
+        found = self._inspected(shard, file)
+        if found != _SOUND and self.store.discard(name):
+            say(f"the local copy of the shard {self._label(shard)} is damaged; it is made again", any_rank=True)
             file = _OpenFile(self.store.file(name))
-            problem = self._problem(shard, file)
-        if problem:
-            raise RunError(f"the shard {self._label(shard)} {problem}; restore it")
+            found = self._inspected(shard, file)
+        if found.problem:
+            raise RunError(f"the shard {self._label(shard)} {found.problem}; restore it")
+        self._damaged.update((shard, offset) for offset in found.damaged)
         return file
 
-    def _problem(self, shard: int, file: _OpenFile) -> str | None:
-        """What is wrong with the content of a shard; None if it is sound, or nothing is known about it."""
+    def _inspected(self, shard: int, file: _OpenFile) -> _Inspection:
+        """Compare the content of a shard with its hash, if there is one."""
         known = self.index.shards[shard]
         if os.fstat(file.descriptor).st_size != known.size:
-            return "changed since the run started"
+            return _Inspection("changed since the run started")
         if isinstance(self.store, UnpackedStore):
-            sound = not known.sha256 or file.digest() == known.sha256
-        elif known.sha256:
-            sound = self._media_hash(shard, file) == known.sha256
-        else:
+            return _SOUND if file.digest() == known.sha256 else _DAMAGED
+        if not known.sha256:
             kept = self.store.copy_hash(known.name)
-            sound = not kept or file.digest() == kept
-        return None if sound else "is damaged: its content does not match its hash"
+            return _SOUND if not kept or file.digest() == kept else _DAMAGED
+        hashes = self._media_hashes(shard, file)
+        if joined_hash([*hashes.values()]) == known.sha256:
+            return _SOUND
+        stored = stored_hashes(self.store.file(known.name))
+        if joined_hash([stored.get(offset, "") for offset in hashes]) != known.sha256:
+            return _DAMAGED
+        # The items that differ from the hashes beside them are unreadable; the others of the shard are sound.
+        return _Inspection(None, frozenset(offset for offset, content in hashes.items() if stored[offset] != content))
 
-    def _media_hash(self, shard: int, file: _OpenFile) -> str:
-        """The hash of the media of a tar shard, as `quintet data shard` computes it."""
+    def _media_hashes(self, shard: int, file: _OpenFile) -> dict[int, str]:
+        """The hash of each item of a tar shard by its offset, as `quintet data shard` computes them."""
         columns = self.index.columns
-        hashes = []
+        hashes = {}
         for position in np.flatnonzero(columns["shard"] == shard).tolist():
             offset, size = int(columns["offset"][position]), int(columns["size"][position])
             if self.index.kinds[columns["kind"][position]] != IMAGE_SEQUENCE:
-                hashes.append(file.digest(offset, size))
+                hashes[offset] = file.digest(offset, size)
                 continue
             try:
-                hashes.append(digest_of(Blob("", frames=_frames(file.read(offset, size)))))
+                hashes[offset] = digest_of(Blob("", frames=_frames(file.read(offset, size))))
             except Damaged:
-                return ""
-        return joined_hash(hashes)
+                hashes[offset] = "damaged"
+        return hashes
 
     def _label(self, shard: int) -> str:
         return f"{self.index.shards[shard].name} of {self.store.label}"
