@@ -144,11 +144,9 @@ def _rows(path: Path, label: str) -> Iterator[_Item]:
     except ImportError:
         raise UsageError(f"{label}: parquet files need pyarrow: pip install 'quintet[shards]'") from None
     try:
+        files.open_regular(path).close()  # pyarrow would wait for a pipe
         # Through a buffer, and not the bytes of a whole row group at once.
-        with (
-            files.open_regular(path) as stream,
-            pyarrow.parquet.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False) as file,
-        ):
+        with pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
             layout = _layout(file.schema_arrow, label)
             columns = [column for column in (layout.media, layout.text, layout.split) if column is not None]
             for group in range(file.num_row_groups):
@@ -171,7 +169,8 @@ def _batch_rows(group: Any, number: int, layout: Layout, label: str) -> int:
     media = [each for each in columns if each.path_in_schema.partition(".")[0] == layout.media]
     content = sum(each.total_uncompressed_size for each in media)
     packed = sum(each.total_compressed_size for each in media if each.compression != "UNCOMPRESSED")
-    needed = packed + content * 13 // 10
+    # Measured: the page as it is and decompressed, a copy of half of it, and some copies of a row.
+    needed = packed + content * 3 // 2 + min(2 * content, 4 * content // max(group.num_rows, 1))
     if needed > READ_BUDGET_BYTES:
         raise UsageError(
             f"the shard {label} cannot be unpacked: its row group {number} needs {needed >> 20} MB of memory, more than "
