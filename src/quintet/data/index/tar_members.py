@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from quintet.common.files import open_regular
 from quintet.errors import UsageError
 
 BLOCK = 512
@@ -93,7 +94,7 @@ class TarListing:
 def open_tar(path: Path, label: str) -> Iterator[TarListing]:
     """The listing of an open file; raises `UsageError`, with `label`, if it is truncated or not a tar file."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             if not os.fstat(stream.fileno()).st_size:
                 raise Damaged("it is empty")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
