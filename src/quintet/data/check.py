@@ -173,10 +173,16 @@ class Report:
     duplicates: list[list[str]]
     skipped: list[tuple[str, str]]
     notes: list[str] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """Subfolders that quintet wrote, and what they are."""
 
     def to_json(self) -> dict[str, Any]:
         """The full report in plain JSON types."""
-        return {**asdict(self), "skipped": [{"file": file, "reason": reason} for file, reason in self.skipped]}
+        return {
+            **asdict(self),
+            "skipped": [{"file": file, "reason": reason} for file, reason in self.skipped],
+            "left_out": [{"folder": folder, "reason": reason} for folder, reason in self.left_out],
+        }
 
     def lines(self) -> list[str]:
         """The lines of a summary for the terminal."""
@@ -193,6 +199,8 @@ class Report:
         yield "splits", _counted(self.splits) or "none; a fraction of the files is held out for validation"
         yield from self._duplicate_lines()
         yield from _listed("skipped", [f"{file}: {reason}" for file, reason in self.skipped])
+        if self.left_out:
+            yield from _listed("left out", [f"{folder}: {what}" for folder, what in self.left_out])
         for note in self.notes:
             yield "note", note
 
@@ -233,6 +241,7 @@ def check_folder(
         duplicates=_duplicates(root, good),
         skipped=sorted(scanned.skipped + broken),
         notes=[*scanned.notes, *MEDIA[medium].notes([entry.file for entry in good], facts)],
+        left_out=scanned.left_out,
     )
 
 

@@ -67,6 +67,8 @@ class Scan:
     notes: list[str]
     marker: dict[str, Any] | None = None
     """Content of `dataset.json`, the marker of a synthetic data set."""
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """Subfolders that quintet wrote, such as runs, and what they are; nothing in them is data."""
 
 
 def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quintet.common.outputs import OUTPUT_FILES, output_kind
 from quintet.data.index.captions import Metadata, Row, folder_caption, read_caption, read_metadata
 from quintet.data.index.entry import TRAIN_SPLIT, VALIDATION_SPLITS, Entry, Scan, Stamp, joined_stamp, printable
 from quintet.data.index.marker import MARKER, read_marker
@@ -25,10 +26,15 @@ METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 
 
 class Tree:
-    """The folders below a root, without hidden names. With `shared`, for several walks, they are listed once."""
+    """The folders below a root, without hidden names and without folders that quintet wrote (`left_out`).
+
+    With `shared`, for several walks, they are listed once.
+    """
 
     def __init__(self, root: Path, shared: bool = False) -> None:
         self.root = root
+        self.left_out: dict[str, str] = {}
+        """Path to kind of the folders that quintet wrote."""
         self._folders = [*self._walked()] if shared else None
         self._metadata: dict[str, Metadata] = {}
 
@@ -40,18 +46,26 @@ class Tree:
         prefixes = [""]
         while prefixes:
             folder = self._listed(prefixes.pop())
+            if folder.prefix and folder.output is not None:
+                self.left_out[folder.prefix.rstrip("/")] = folder.output
+                continue
             prefixes += [f"{folder.prefix}{entry.name}/" for entry in folder.subfolders]
             yield folder
 
     def _listed(self, prefix: str) -> Folder:
         folder = Folder(prefix)
+        path = os.path.join(self.root, prefix)
+        markers: list[str] = []
         try:
-            with os.scandir(os.path.join(self.root, prefix)) as listing:
+            with os.scandir(path) as listing:
                 for entry in listing:
+                    if entry.name in OUTPUT_FILES:
+                        markers.append(entry.name)
                     if not entry.name.startswith("."):
                         (folder.subfolders if entry.is_dir(follow_symlinks=False) else folder.files).append(entry)
         except OSError as error:
             folder.problem = f"cannot be listed: {error.strerror}"
+        folder.output = output_kind(path, markers)
         return folder
 
     def metadata(self, file: str) -> Metadata:
@@ -69,6 +83,8 @@ class Folder:
     files: list[os.DirEntry[str]] = field(default_factory=list)
     subfolders: list[os.DirEntry[str]] = field(default_factory=list)
     problem: str | None = None
+    output: str | None = None
+    """What quintet wrote into it; None for a folder of the user."""
 
 
 class Walk:
@@ -222,7 +238,8 @@ def scan(
         raise UsageError(f"{root} is a file; name the folder that contains your files")
     walk = Walk(tree or Tree(root), extensions, image_sequences)
     walk.run()
-    result = Scan([], walk.skipped, "none", [], walk.found, [], read_marker(root / MARKER))
+    left_out = sorted(walk.tree.left_out.items())
+    result = Scan([], walk.skipped, "none", [], walk.found, [], read_marker(root / MARKER), left_out)
     _caption(walk, result)
     result.skipped.sort()
     if shards := sorted(file for file in walk.other_files if is_shard(file)):

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from quintet.data.index.entry import Entry, Scan, fingerprint, split_entries
+from quintet.common.outputs import is_run
+from quintet.data.index.entry import Entry, Scan, fingerprint, printable, split_entries
 from quintet.data.index.folder import Tree, scan
-from quintet.data.index.shard_store import holds_shards, is_url
+from quintet.data.index.shard_store import holds_shards, is_url, output_folders
 from quintet.data.index.shards import ShardEntries, scan_shards
+from quintet.errors import UsageError
 
 
 def list_media(
@@ -28,8 +30,15 @@ def list_media(
 
     A caller that lists several media of one folder passes a shared `tree`.
     """
-    if is_url(root) or holds_shards(Path(root)):
+    if is_url(root):
         return scan_shards(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, cache=cache)
+    folder = Path(root)
+    if is_run(folder):
+        raise UsageError(f"{printable(str(root))} is a run, not data; name the folder that contains your files")
+    if holds_shards(folder):
+        found = scan_shards(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, cache=cache)
+        found.left_out = output_folders(folder)
+        return found
     return scan(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, tree=tree)
 
 
