@@ -67,6 +67,8 @@ class Scan:
     notes: list[str]
     marker: dict[str, Any] | None = None
     """Content of `dataset.json`, the marker of a synthetic data set."""
+    problem: str | None = None
+    """Why the metadata cannot be used: a training would learn wrong captions and splits, and is refused."""
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """Subfolders that quintet wrote, such as runs, and what they are; nothing in them is data."""
 

@@ -102,6 +102,7 @@ class Walk:
         self.other_files: set[str] = set()
         self.skipped: list[tuple[str, str]] = []
         self.found = 0
+        self.metadata_problems: dict[str, str] = {}
         self._images: dict[str, str | None] = {}
         self._metadata_files: dict[str, set[str]] = {}
 
@@ -177,6 +178,8 @@ class Walk:
         if problem := self._problem(entry, file, is_media):
             if is_media or is_metadata or extension == ".txt" or entry.is_symlink():
                 self.skipped.append((printable(file), problem))
+            if is_metadata:
+                self.metadata_problems[prefix] = f"{printable(file)} cannot be used: {problem}"
         elif is_media:
             self.media.append(file)
         elif is_metadata:
@@ -239,7 +242,8 @@ def scan(
     walk = Walk(tree or Tree(root), extensions, image_sequences)
     walk.run()
     left_out = sorted(walk.tree.left_out.items())
-    result = Scan([], walk.skipped, "none", [], walk.found, [], read_marker(root / MARKER), left_out)
+    marker = read_marker(root / MARKER)
+    result = Scan([], walk.skipped, "none", [], walk.found, [], marker, left_out=left_out)
     _caption(walk, result)
     result.skipped.sort()
     if shards := sorted(file for file in walk.other_files if is_shard(file)):
@@ -292,6 +296,9 @@ def _stem(file: str, extensions: frozenset[str]) -> str:
 def _metadata_rows(walk: Walk, result: Scan) -> dict[str, Row] | None:
     """The rows of all metadata files by file; None if there is no usable metadata file."""
     known = {*walk.media, *(file for file, _ in walk.skipped)}
+    with_media = _prefixes(walk.media)
+    unopened = {prefix for prefix in walk.metadata_problems if prefix in with_media and prefix not in walk.metadata}
+    result.problem = walk.metadata_problems[min(unopened)] if unopened else None
     rows: dict[str, Row] = {}
     repeated: list[str] = []
     # The metadata file in the nearest parent folder counts.
@@ -299,6 +306,8 @@ def _metadata_rows(walk: Walk, result: Scan) -> dict[str, Row] | None:
         name, metadata = _metadata_of(walk, prefix, result)
         if metadata.rows and result.captions_from == "none":
             result.captions_from = posixpath.basename(name)
+        if prefix in with_media and result.problem is None:
+            result.problem = _metadata_problem(walk, prefix, name, metadata, known)
         for row in metadata.rows:
             file = _resolve(prefix, row.file, known)
             if problem := _row_problem(file, walk, known):
@@ -323,6 +332,29 @@ def _metadata_of(walk: Walk, prefix: str, result: Scan) -> tuple[str, Metadata]:
     result.notes.extend(f"{name}: {note}" for note in metadata.notes)
     result.skipped.extend((name, f"line {line}: {reason}" if line else reason) for line, reason in metadata.skipped)
     return name, metadata
+
+
+def _metadata_problem(walk: Walk, prefix: str, name: str, metadata: Metadata, known: set[str]) -> str | None:
+    """Why a metadata file cannot be used, or None. One that names no file that exists is the wrong one."""
+    problem = metadata.problem
+    if problem is None and not any(
+        (file := _resolve(prefix, row.file, known)) in known or file in walk.other_files for row in metadata.rows
+    ):
+        row = metadata.rows[0]
+        found = _row_problem(_resolve(prefix, row.file, known), walk, known)
+        problem = f"names no file of its folder, for example line {row.line}: {printable(row.file[:200])} {found}"
+    return None if problem is None else printable(f"{name} {problem}")
+
+
+def _prefixes(files: Iterable[str]) -> set[str]:
+    """The folders that have one of the files somewhere below them, with a final slash; empty for the root."""
+    prefixes: set[str] = set()
+    for file in files:
+        folder = posixpath.dirname(file)
+        while (prefix := f"{folder}/" if folder else "") not in prefixes:
+            prefixes.add(prefix)
+            folder = posixpath.dirname(folder)
+    return prefixes
 
 
 def _resolve(prefix: str, written: str, known: set[str]) -> str:

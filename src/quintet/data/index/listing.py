@@ -28,7 +28,8 @@ def list_media(
 ) -> Scan:
     """The files with one of the extensions, and their captions; `cache` is the folder of indexes and copies of shards.
 
-    A caller that lists several media of one folder passes a shared `tree`.
+    A caller that lists several media of one folder passes a shared `tree`. Without `allow_empty`, raises `UsageError`
+    if there is no such file, or if the metadata cannot be used.
     """
     if is_url(root):
         return scan_shards(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, cache=cache)
@@ -39,7 +40,10 @@ def list_media(
         found = scan_shards(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, cache=cache)
         found.left_out = output_folders(folder)
         return found
-    return scan(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, tree=tree)
+    found = scan(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, tree=tree)
+    if found.problem is not None and not allow_empty:
+        raise UsageError(f"in {printable(str(root))}: {found.problem}")
+    return found
 
 
 def split_items(
