@@ -18,6 +18,8 @@ from quintet.data.index.listing import list_media
 from quintet.data.index.shards import scan_shards
 from quintet.media import audio, image, mesh, video
 
+pytestmark = pytest.mark.fault("run-in-data")
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:

@@ -13,6 +13,8 @@ from quintet.data.index.listing import list_media
 from quintet.errors import UsageError
 from quintet.media.image import EXTENSIONS
 
+pytestmark = pytest.mark.fault("unusable-metadata")
+
 NAMES = [f"{number}.png" for number in range(6)]
 
 
