@@ -19,7 +19,7 @@ from quintet.common.batch import Dataset, Item
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
-from quintet.data.index.entry import Entry, Scan, printable
+from quintet.data.index.entry import Entry, Scan, no_training_items, printable
 from quintet.data.index.folder import METADATA_NAMES
 from quintet.data.index.listing import fingerprint_of, joined, list_media, split_items
 from quintet.data.index.shards import ShardEntries
@@ -131,6 +131,9 @@ def split_folder(
     train, held_out, aside = split_items(
         found.entries, config.validation_fraction, config.split_seed, config.validation_group
     )
+    # A folder that only validates (`eval --data`, `encode`, …) needs no training items.
+    if not len(train) and config.validation_path != root:
+        raise no_training_items([*aside, *(["validation"] if len(held_out) else [])])
     _say_notes(root, found)
     held_root, dataset = root, _dataset(found)
     held_dataset = dataset

@@ -142,7 +142,7 @@ def split_entries(
     names = [(entry.split or TRAIN_SPLIT).lower() for entry in entries]
     train = [index for index, name in enumerate(names) if name == TRAIN_SPLIT]
     validation = [index for index, name in enumerate(names) if name in VALIDATION_SPLITS]
-    check_split(fraction, len(entries), len(train), names)
+    check_fraction(fraction)
     if validation or not fraction:
         return train, validation
     keys = group_keys([entries[index].file for index in train], group)
@@ -153,16 +153,18 @@ def split_entries(
     return sides
 
 
-def check_split(fraction: float, items: int, train: int, names: Iterable[str]) -> None:
-    """Raise an error if no training item is left; `names` are the names of the splits."""
+def check_fraction(fraction: float) -> None:
     if not 0 <= fraction < 1:
         raise UsageError(f"the validation fraction must be at least 0 and less than 1, not {fraction:g}")
-    if items and not train:
-        seen = ", ".join(sorted(set(names)))
-        raise UsageError(
-            f"no training item is left: the `split` column, or the names of the parquet files, name {seen}, but "
-            f"never '{TRAIN_SPLIT}'"
-        )
+
+
+def no_training_items(splits: Iterable[str]) -> UsageError:
+    """The error of a training on data that has items of these splits only."""
+    seen = ", ".join(sorted(set(splits)))
+    return UsageError(
+        f"no training item is left: the `split` column, or the names of the parquet files, name {seen}, but "
+        f"never '{TRAIN_SPLIT}'"
+    )
 
 
 def group_keys(files: Sequence[str], group: str | None) -> list[str]:

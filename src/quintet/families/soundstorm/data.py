@@ -186,6 +186,8 @@ def _fingerprint(tokens: SemanticTokens) -> str:
 def _captions(source: Dataset, conditioner: MuLaNConditioner) -> dict[str, Tensor]:
     """The embedding of each training caption. Embedded together and sorted, so that a resumed run gets the same."""
     assert isinstance(source, MediaDataset)
+    if not len(source):  # a folder that is only evaluated
+        return {}
     texts = sorted({source.metadata(item).get("texts", "") for item in range(len(source))} - {""})
     if not texts:
         raise UsageError("loss.caption_cond_prob needs captions, but no clip has one; leave it at 0, or add captions")
