@@ -10,7 +10,7 @@ help:
 	@echo "make demo         set up, then train on synthetic images and show the result (under 10 minutes)"
 	@echo "make test         set up, then run the linter, the type checker and all tests"
 	@echo "make identity     compare the working tree with BASE=REV on this machine: all results must be byte-identical (RECIPES=\"muse …\")"
-	@echo "make faults       run the full fault matrix and update docs/reliability.md (needs strace; about half an hour)"
+	@echo "make faults       run the fault matrix and update docs/reliability.md (needs strace; parts: RECIPE=muse, RECIPE=any, TESTS=file)"
 	@echo "make soak         train for one hour; memory and the number of open files must stay constant"
 	@echo "make scale        test many processes: all recipes with all launchers, changing world sizes, and FSDP memory"
 	@echo "make setup        only create the environment in .venv"
@@ -64,11 +64,12 @@ identity: setup
 	@test -n "$(BASE)" || { echo "error: name the revision to compare with: make identity BASE=REV" >&2; exit 2; }
 	PYTHONPATH=tests $(BIN)/python -m identity --base "$(BASE)" --recipes "$(RECIPES)" --jobs $(or $(JOBS),2)
 
-# Writes a ledger of passed trials, from which the table is generated.
+# Adds the passed trials to a ledger, from which the table is generated. A part with a failed test is not recorded.
 faults: setup
 	rm -f faults.jsonl
-	OMP_NUM_THREADS=1 QUINTET_FAULTS=whole QUINTET_LEDGER=$(CURDIR)/faults.jsonl $(BIN)/pytest -n 2 --dist load tests/faults
-	PYTHONPATH=tests $(BIN)/python -m faults.ledger faults.jsonl docs/reliability.md
+	OMP_NUM_THREADS=1 QUINTET_FAULTS=whole QUINTET_FAULTS_RECIPE="$(RECIPE)" QUINTET_LEDGER=$(CURDIR)/faults.jsonl \
+		$(BIN)/pytest -n 2 --dist load -m fault $(or $(TESTS),tests)
+	PYTHONPATH=tests $(BIN)/python -m faults.ledger faults.jsonl benchmarks/results/faults.jsonl docs/reliability.md
 
 soak: setup
 	OMP_NUM_THREADS=1 QUINTET_SOAK_MINUTES=60 QUINTET_SOAK_RECORD=$(CURDIR)/benchmarks/results/soak.json \

@@ -16,6 +16,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import pytest
 
 from contract.cases import Case, Train, case_of
+from faults.plugin import ledger, pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401
 from helpers import made_once, succeed, train_tiny
 from quintet.registry import RECIPES
 

@@ -53,7 +53,12 @@ class EvalSession:
             return Loader(dataset, task.config.train.seed, task.collate, engine, workers=0)
 
         extra = {split: loader(dataset) for split, dataset in splits.extra_splits.items()}
-        return cls(pipeline, weights, task, engine, loader(splits.validation), extra)
+        validation = loader(splits.validation)
+        if data is None:
+            validation.check_validation()
+        else:
+            validation.check_readable(f"items of {data}")
+        return cls(pipeline, weights, task, engine, validation, extra)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of `eval.json` over the full validation set; metrics of the live weights start with `live/`."""

@@ -7,7 +7,6 @@ breaks under faults is mostly the core, and the tests stay quick however many re
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +14,11 @@ import pytest
 
 from contract.cases import Case
 from faults import ledger as ledgers
+from faults.plugin import Ledger
 from helpers import LAST_STEP, UNENDING, made_once, succeed
 from quintet.registry import RECIPES
+
+__all__ = ["Ledger", "Words"]
 
 RECIPES_A_TEST = 2
 FOR_ALL = ("test_golden.py",)
@@ -48,15 +50,7 @@ def its_turn(item: pytest.Item) -> bool:
     return (place - first) % len(RECIPES) < RECIPES_A_TEST
 
 
-Ledger = Callable[[str, int], None]
 Words = tuple[object, ...]
-
-
-@pytest.fixture
-def ledger(request: pytest.FixtureRequest) -> Ledger:
-    """`ledger(row, trials)` counts trials that passed, for the table in docs/reliability.md."""
-    name = request.getfixturevalue("recipe") if "recipe" in request.fixturenames else None
-    return lambda row, trials: ledgers.record(row, name, trials)
 
 
 @pytest.fixture

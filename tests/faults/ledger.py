@@ -1,7 +1,9 @@
-"""The rows of the table in docs/reliability.md, and the file in which passed trials are counted.
+"""The counts of passed trials: recorded by tests, kept in a ledger, and written as a table to docs/reliability.md.
 
-A test of a fault records its trials with the `ledger` fixture, after its last assertion. With `QUINTET_LEDGER=FILE` the
-counts are appended to that file, from which `python -m faults.ledger` writes the table.
+A test counts its trials with the `ledger` fixture, after its last assertion, or with the mark `fault(row)`, which
+counts one trial for each passed test. With `QUINTET_LEDGER=FILE` the counts are appended to that file. `make faults`
+then runs `python -m faults.ledger FILE LEDGER PAGE`, which adds them to the ledger in the repository. Trials of a row
+replace those of the same row, recipe and test file, so that the matrix can be run in parts.
 """
 
 from __future__ import annotations
@@ -9,106 +11,128 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
+
+from faults.rows import ROWS
 
 WHOLE = os.environ.get("QUINTET_FAULTS") == "whole"
 """`make faults` runs every trial; `make test` runs a part of each kind."""
 
-ROWS: Mapping[str, tuple[str, str]] = {
-    "kill-save": ("`kill -9` at each file operation of a save", "resumes automatically, ends in the same bytes"),
-    "kill-random": ("`kill -9` at a random time during training", "the same; at most one checkpoint interval lost"),
-    "kill-start": ("`kill -9` before the first checkpoint", "`resume` starts from step 0, ends in the same bytes"),
-    "signal": (
-        "SIGTERM, SIGINT, SIGUSR1 during a step, validation, a save, data loading",
-        "saves, exits with 128 + signal, ends in the same bytes",
-    ),
-    "second-signal": ("a second signal", "exits at once, leaves no partial file"),
-    "disk-full": (
-        "full disk during saves, logs, samples",
-        "last checkpoint intact; continues, or stops with a clear error",
-    ),
-    "read-only": ("folder becomes read-only during saves, logs, samples", "the same"),
-    "bit-flip": ("a flipped bit in any file of a checkpoint", "detected, named; newest intact checkpoint used"),
-    "truncation": ("a truncated, emptied, missing or added file of a checkpoint", "the same"),
-    "non-finite-data": (
-        "NaN or Inf in the data",
-        "step skipped, items named and counted; stops at the limit with finite weights",
-    ),
-    "non-finite-loss": ("NaN or Inf in a loss", "the same"),
-    "non-finite-gradient": ("NaN or Inf in a gradient", "the same"),
-    "non-finite-optimizer": ("NaN or Inf in the optimizer state", "the same"),
-    "non-finite-weights": ("NaN or Inf in the weights", "never saved; stops and names the last finite checkpoint"),
-    "roll-back": (
-        "the same, with `train.max_rollbacks`",
-        "rolls back to the last good checkpoint, continues with other items",
-    ),
-    "worker-killed": ("a data worker killed", "workers restart, ends in the same bytes"),
-    "file-deleted": ("a data file deleted during training", "replaced by another item, named"),
-    "file-replaced": ("a data file replaced during training", "replaced by another item, named"),
-    "clock": ("the clock moves backwards", "no difference"),
-    "two-processes": ("several processes started on the same run", "one continues, the others are refused"),
-    "changed-config": ("resume with changed keys", "refused with the difference; `--force` where possible"),
-    "changed-data": ("resume with changed data", "refused with the difference; `--force`"),
-    "changed-version": ("resume with another version", "refused with the difference; `--force`"),
-    "golden": ("the golden run of each format", "loads, evaluates, resumes"),
-    "hostile-weights": (
-        "hostile weight files: pickles, false headers",
-        "refused with a one-line error, nothing executed",
-    ),
-    "hostile-media": ("hostile media: decompression bombs, false headers", "skipped with the reason, bounded memory"),
-    "hostile-text": (
-        "hostile configs, metadata, JSON; paths outside the folder",
-        "refused or skipped, nothing read outside",
-    ),
-    "fuzz": ("random bytes and mutations for each file reader", "a clear error or a correct result"),
-    "verify": (
-        "`quintet verify`: steps between two checkpoints replayed",
-        "the same hashes; a forged checkpoint is detected",
-    ),
-}
-"""Key to the fault and the expected behaviour."""
+RECIPE = os.environ.get("QUINTET_FAULTS_RECIPE") or None
+"""Run only the tests of this recipe; `any` runs the tests that are not repeated for each recipe."""
+
+ANY = "any"
+"""The recipe of tests that are not repeated for each recipe."""
+
+TESTS = Path(__file__).parents[1]
 
 
-def record(row: str, recipe: str | None, trials: int) -> None:
+class Entry(NamedTuple):
+    """Passed trials of one row with one recipe in one test file, and the run of `make faults` that counted them."""
+
+    row: str
+    recipe: str
+    file: str
+    trials: int
+    date: str
+    commit: str
+    machine: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.row, self.recipe, self.file
+
+
+def record(row: str, recipe: str | None, file: Path, trials: int = 1) -> None:
     """Count trials that passed."""
     assert row in ROWS, row
     target = os.environ.get("QUINTET_LEDGER")
     if target:
-        with Path(target).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"row": row, "recipe": recipe or "any", "trials": trials}) + "\n")
+        counted = {"row": row, "recipe": recipe or ANY, "file": file.relative_to(TESTS).as_posix(), "trials": trials}
+        with Path(target).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(counted) + "\n")
 
 
-def table(ledger: Path) -> list[str]:
-    """The lines of the table; a row without trials is an error, because a test is missing."""
-    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for line in ledger.read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        counts[entry["row"]][entry["recipe"]] += entry["trials"]
-    missing = ROWS.keys() - counts.keys()
-    if missing:
-        raise SystemExit(f"no trial was counted for {', '.join(sorted(missing))}")
-    lines = ["| fault | expected | trials | failed |", "|---|---|---|---|"]
+def read(ledger: Path) -> list[Entry]:
+    if not ledger.exists():
+        return []
+    return [Entry(**json.loads(line)) for line in ledger.read_text(encoding="utf-8").splitlines()]
+
+
+def merged(entries: Iterable[Entry], counted: Path, date: str, commit: str, machine: str) -> list[Entry]:
+    """The entries, with those of a run of `make faults` in place of older ones; without test files that are gone."""
+    totals: Counter[tuple[str, str, str]] = Counter()
+    for line in counted.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        totals[row["row"], row["recipe"], row["file"]] += row["trials"]
+    new = [Entry(*key, trials, date, commit, machine) for key, trials in totals.items()]
+    old = [
+        entry for entry in entries if entry.key not in totals and entry.row in ROWS and (TESTS / entry.file).exists()
+    ]
+    order = {row: number for number, row in enumerate(ROWS)}
+    return sorted(old + new, key=lambda entry: (order[entry.row], entry.key))
+
+
+def write(ledger: Path, entries: Iterable[Entry]) -> None:
+    ledger.write_text("".join(json.dumps(entry._asdict()) + "\n" for entry in entries), encoding="utf-8")
+
+
+def tables(entries: Iterable[Entry], recipes: Iterable[str]) -> list[str]:
+    """The lines of two tables: the trials of each row with the recipes that they cover, and when each was counted."""
+    entries = [*entries]
+    lines = ["| fault | expected | trials passed | recipes |", "|---|---|---|---|"]
     for row, (fault, expected) in ROWS.items():
-        by_recipe = ", ".join(
-            f"{trials}" if recipe == "any" else f"{trials} ({recipe})" for recipe, trials in sorted(counts[row].items())
-        )
-        lines.append(f"| {fault} | {expected} | {by_recipe} | 0 |")
+        own = [entry for entry in entries if entry.row == row]
+        trials = sum(entry.trials for entry in own)
+        covered = _recipes({entry.recipe for entry in own}, {*recipes})
+        lines.append(f"| {fault} | {expected} | {trials or 'not recorded yet'} | {covered} |")
+    lines += ["", "| recipe | trials passed | counted | commit | machine |", "|---|---|---|---|---|"]
+    for recipe in sorted({entry.recipe for entry in entries}):
+        own = [entry for entry in entries if entry.recipe == recipe]
+        named = "not repeated for each recipe" if recipe == ANY else f"`{recipe}`"
+        columns = [", ".join(sorted({getattr(entry, name) for entry in own})) for name in ("date", "commit", "machine")]
+        lines.append(f"| {named} | {sum(entry.trials for entry in own)} | {' | '.join(columns)} |")
     return lines
 
 
-def main(ledger: Path, page: Path) -> None:
-    """Write the table between its marks on the page."""
+def _recipes(tried: set[str], known: set[str]) -> str:
+    """The recipes that a row covers; tests that are not repeated for each recipe cover the code that all share."""
+    names = tried - {ANY}
+    if not names:
+        return "shared code" if tried else ""
+    return f"all {len(known)}" if names >= known else ", ".join(sorted(names))
+
+
+def write_page(page: Path, lines: Iterable[str]) -> None:
+    """Write the tables between their marks on the page."""
     begin, end = "<!-- table: begin -->\n", "<!-- table: end -->\n"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     after = rest.partition(end)[2]
-    machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-    text = "\n".join([f"`make faults`, {machine}:", "", *table(ledger)])
-    page.write_text(f"{before}{begin}{text}\n{end}{after}", encoding="utf-8")
+    page.write_text("".join([before, begin, *(f"{line}\n" for line in lines), end, after]), encoding="utf-8")
+
+
+def main(counted: Path, ledger: Path, page: Path) -> None:
+    from quintet.registry import RECIPES
+
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    entries = merged(read(ledger), counted, f"{datetime.now(UTC):%Y-%m-%d}", commit.stdout.strip(), machine)
+    write(ledger, entries)
+    write_page(page, tables(entries, RECIPES))
+    if missing := ROWS.keys() - {entry.row for entry in entries}:
+        sys.stderr.write(f"no trial is recorded yet for {', '.join(sorted(missing))}\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:4]))

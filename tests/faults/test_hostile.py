@@ -967,7 +967,8 @@ def test_a_folder_of_traps_is_trained_on(
     """Links, pipes and names that are no names, beside rows that lead outside."""
     if case.data != "pictures":
         pytest.skip(f"{recipe} is not trained on pictures")
-    (captioned / "metadata.jsonl").write_bytes(b"\n".join(hostile_lines(place)))
+    sound = b'{"file_name": "00000.png", "text": "sound"}'
+    (captioned / "metadata.jsonl").write_bytes(b"\n".join([*hostile_lines(place), sound]))
     (captioned / "link.png").symlink_to(place.outside / "SECRET.png")
     (captioned / "folder").symlink_to(place.outside)
     (captioned / "loop.png").symlink_to(captioned / "loop.png")

@@ -55,7 +55,7 @@ def check(
     else:
         for line in report.lines():
             print_line(line)
-    if report.usable == 0:
+    if report.usable == 0 or report.problem is not None:
         raise typer.Exit(1)
     if not as_json:
         print_next(("train", MEDIA[report.medium].recipe, folder))
@@ -78,6 +78,8 @@ def shard(
     chosen, scanned = scan_medium(folder, medium)
     if not scanned.entries:
         raise UsageError(f"no media files in {folder}; `quintet data check {folder}` reports its contents")
+    if scanned.problem is not None:
+        raise UsageError(f"in {folder}: {scanned.problem}")
     written = write_shards(folder, scanned, out, items=items, megabytes=megabytes)
     say_skipped(dict(written.skipped))
     print_line(f"{written.items} {chosen} files in {written.shards} shards: {out}")

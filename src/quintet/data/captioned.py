@@ -10,6 +10,7 @@ from quintet.common.batch import Dataset
 from quintet.common.logging import say
 from quintet.config import DataConfig
 from quintet.config.text import PRETRAINED, TextConfig
+from quintet.data.index.captions import equal_captions
 from quintet.data.index.listing import list_media
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset
@@ -52,6 +53,8 @@ def check_captions(model: TextConfig, media: Splits, what: str, may_be_empty: bo
             f"{len(missing)} of {len(captions)} {what} have no caption, for example {missing[0]}; add captions, or set "
             "data.allow_missing_captions=true, or train without text (model.text=none)"
         )
+    if len(captions) > 1 and captions[0][1] and len({text for _, text in captions}) == 1:
+        say(f"warning: {equal_captions(len(captions), what, captions[0][1])}")
     if long := overlong_texts(model, [text for _, text in captions]):
         most = f"{max_text_symbols(model)} {model.text}"
         say(

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quintet.data.index.captions import equal_captions
 from quintet.data.index.entry import Entry, Scan, printable, read_sequence
 from quintet.data.index.folder import Tree
 from quintet.data.index.listing import list_media
@@ -173,10 +174,18 @@ class Report:
     duplicates: list[list[str]]
     skipped: list[tuple[str, str]]
     notes: list[str] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """Subfolders that quintet wrote, and what they are."""
+    problem: str | None = None
+    """Why the metadata cannot be used; None if it can."""
 
     def to_json(self) -> dict[str, Any]:
         """The full report in plain JSON types."""
-        return {**asdict(self), "skipped": [{"file": file, "reason": reason} for file, reason in self.skipped]}
+        return {
+            **asdict(self),
+            "skipped": [{"file": file, "reason": reason} for file, reason in self.skipped],
+            "left_out": [{"folder": folder, "reason": reason} for folder, reason in self.left_out],
+        }
 
     def lines(self) -> list[str]:
         """The lines of a summary for the terminal."""
@@ -189,10 +198,14 @@ class Report:
             yield name, f"{numbers.min:g} / {numbers.median:g} / {numbers.max:g} (smallest / median / largest)"
         for name, counts in self.words.items():
             yield name, _counted(counts)
+        if self.problem is not None:
+            yield "error", f"{self.problem}; the captions below are not from it, and training is refused"
         yield from self._caption_lines()
         yield "splits", _counted(self.splits) or "none; a fraction of the files is held out for validation"
         yield from self._duplicate_lines()
         yield from _listed("skipped", [f"{file}: {reason}" for file, reason in self.skipped])
+        if self.left_out:
+            yield from _listed("left out", [f"{folder}: {what}" for folder, what in self.left_out])
         for note in self.notes:
             yield "note", note
 
@@ -221,6 +234,10 @@ def check_folder(
     """Read every file of a folder; `medium` defaults to the one with the most files."""
     medium, scanned = scan_medium(root, medium)
     good, facts, broken = _probe_all(root, scanned.entries, MEDIA[medium].probe, progress)
+    captions = _captions(scanned, good)
+    notes = [*scanned.notes, *MEDIA[medium].notes([entry.file for entry in good], facts)]
+    if captions.distinct == 1 and captions.present > 1:
+        notes.append(equal_captions(captions.present, f"{medium} files", captions.examples[0]))
     return Report(
         root=str(root),
         medium=medium,
@@ -228,11 +245,13 @@ def check_folder(
         usable=len(good),
         numbers=_numbers(facts),
         words=_words(facts),
-        captions=_captions(scanned, good),
+        captions=captions,
         splits=dict(Counter(entry.split for entry in good if entry.split).most_common()),
         duplicates=_duplicates(root, good),
         skipped=sorted(scanned.skipped + broken),
-        notes=[*scanned.notes, *MEDIA[medium].notes([entry.file for entry in good], facts)],
+        notes=notes,
+        left_out=scanned.left_out,
+        problem=scanned.problem,
     )
 
 

@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.common.batch import Dataset, Item
+from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
-from quintet.data.index.entry import Entry, Scan
+from quintet.data.index.entry import Entry, Scan, no_training_items, printable
+from quintet.data.index.folder import METADATA_NAMES
 from quintet.data.index.listing import fingerprint_of, joined, list_media, split_items
 from quintet.data.index.shards import ShardEntries
 from quintet.errors import UsageError
@@ -129,12 +131,18 @@ def split_folder(
     train, held_out, aside = split_items(
         found.entries, config.validation_fraction, config.split_seed, config.validation_group
     )
+    # A folder that only validates (`eval --data`, `encode`, …) needs no training items.
+    if not len(train) and config.validation_path != root:
+        raise no_training_items([*aside, *(["validation"] if len(held_out) else [])])
+    _say_notes(root, found)
     held_root, dataset = root, _dataset(found)
     held_dataset = dataset
     skipped = _reasons(found.skipped)
     prints = fingerprint_of(root, found.entries)
     if config.validation_path is not None:
         other = list_media(config.validation_path, extensions, image_sequences=image_sequences, cache=config.cache_dir)
+        if config.validation_path != root:
+            _say_notes(config.validation_path, other)
         train = joined(train, held_out)
         held_out, held_root, held_dataset = other.entries, config.validation_path, _dataset(other)
         skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})
@@ -153,6 +161,20 @@ def split_folder(
         shard_shuffle = ShardShuffle(train.shard_numbers, config.shuffle_shards)
     training = make(root, train, train=True, dataset=dataset)
     return Splits(training, validation, prints, skipped, about, extra_splits, shard_shuffle, not sharded, dataset)
+
+
+def _say_notes(root: str, found: Scan) -> None:
+    """Tell the user what of a folder is not used as it may have been meant."""
+    for note in found.notes:
+        say(f"note: {printable(note)}")
+    lines = [f"{name}: {reason}" for name, reason in found.skipped if name.rpartition("/")[2] in METADATA_NAMES]
+    if lines:
+        say(f"note: lines of metadata that are not used: {len(lines)}, the first in {printable(lines[0])}")
+    if found.left_out:
+        folder, what = found.left_out[0]
+        more = f" and {len(found.left_out) - 1} more" if len(found.left_out) > 1 else ""
+        unused = f"{printable(folder)} ({what}){more}"
+        say(f"note: folders in {printable(root)} that quintet wrote are not used as data: {unused}")
 
 
 def _dataset(found: Scan) -> str | None:

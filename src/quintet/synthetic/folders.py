@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import posixpath
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,12 +15,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from quintet.common import files
-from quintet.data.index.marker import write_marker
+from quintet.data.index.folder import METADATA_NAMES
+from quintet.data.index.marker import MARKER, write_marker
 from quintet.errors import UsageError
 
 MINIMUM_SIZE = 32
 """Minimum side of images and video, in pixels."""
 VALIDATION_FRACTION = 0.1
+
+_WRITING = ".writing"
+"""Temporary folder inside an existing folder. A process that was killed leaves it; it is hidden, and so never data."""
 
 OptionT = TypeVar("OptionT")
 
@@ -40,7 +47,7 @@ def refuse_bad_request(folder: Path, num: int, seed: int, item: str, size: int |
         raise UsageError(f"--seed is {seed}; it must be at least 0.")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; choose a new folder for the dataset.")
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(path.name != _WRITING for path in folder.iterdir()):
         raise UsageError(f"{folder} is not empty; choose a new folder, or remove this one first.")
 
 
@@ -64,16 +71,32 @@ def write_items(
     file_name: str,
     write: Callable[[int, Path], Mapping[str, Any]],
 ) -> None:
-    """Write the items of a dataset, `dataset.json` (its `metadata`) and, last, `metadata.jsonl`.
+    """Write the items of a dataset into a subfolder, `dataset.json` (its `metadata`) and `metadata.jsonl`.
 
-    `write(index, path)` writes one item to a file and returns its row: `text`, `split`, and its attributes.
+    `write(index, path)` writes one item to a file and returns its row: `text`, `split`, and its attributes. All of it
+    appears at once: items without their captions and splits would be the wrong data.
     """
     folder = Path(folder)
     refuse_bad_request(folder, metadata["num"], metadata["seed"], noun, metadata.get("size"))
-    (folder / file_name).parent.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for index in range(metadata["num"]):
-        name = file_name.format(index)
-        rows.append({"file_name": name, **write(index, folder / name)})
-    write_marker(folder, dict(metadata))
-    files.replace_text(folder / "metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    exists = folder.is_dir()
+    # An existing folder may be the current one or a mount, which cannot be replaced.
+    temporary = folder / _WRITING if exists else folder.with_name(f".{folder.name}.writing")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / file_name).parent.mkdir(parents=True)
+        rows = []
+        for index in range(metadata["num"]):
+            name = file_name.format(index)
+            rows.append({"file_name": name, **write(index, temporary / name)})
+        write_marker(temporary, dict(metadata))
+        files.replace_text(temporary / METADATA_NAMES[0], "".join(json.dumps(row) + "\n" for row in rows))
+        if not exists:
+            os.rename(temporary, folder)
+            return
+        # The media last: without them there is no data to train on.
+        for name in (METADATA_NAMES[0], MARKER, posixpath.dirname(file_name)):
+            os.rename(temporary / name, folder / name)
+    except OSError as error:
+        raise UsageError(f"cannot write the dataset to {folder}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -206,7 +206,7 @@ def split_of(caption: str, record: MotionRecord) -> str:
 
 
 def make_motions(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
-    """Write the dataset: `videos/`, `dataset.json` (its settings) and, last, `metadata.jsonl`.
+    """Write the dataset: `videos/`, `dataset.json` (its settings) and `metadata.jsonl`.
 
     Clips are lossless WebP, so that every decoder returns the rendered pixels.
     """

@@ -442,7 +442,7 @@ def split_of(caption: str, objects: Sequence[ObjectRecord]) -> str:
 
 
 def make_shapes(folder: Path, num: int = 5000, size: int = 64, seed: int = 0) -> None:
-    """Write the dataset: `images/`, `dataset.json` (its settings) and, last, `metadata.jsonl`."""
+    """Write the dataset: `images/`, `dataset.json` (its settings) and `metadata.jsonl`."""
 
     def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index, size)

@@ -418,7 +418,7 @@ def split_of(caption: str) -> str:
 
 
 def make_solids(folder: Path, num: int = 5000, seed: int = 0) -> None:
-    """Write the dataset: `meshes/`, `dataset.json` (its settings) and, last, `metadata.jsonl`."""
+    """Write the dataset: `meshes/`, `dataset.json` (its settings) and `metadata.jsonl`."""
 
     def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index)

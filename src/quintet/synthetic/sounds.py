@@ -347,7 +347,7 @@ def split_of(caption: str, record: SoundRecord) -> str:
 
 
 def make_sounds(folder: Path, num: int = 5000, seed: int = 0) -> None:
-    """Write the dataset: `sounds/`, `dataset.json` (its settings) and, last, `metadata.jsonl`."""
+    """Write the dataset: `sounds/`, `dataset.json` (its settings) and `metadata.jsonl`."""
 
     def write(index: int, path: Path) -> dict[str, object]:
         item = draw_item(seed, index)

@@ -150,8 +150,8 @@ class Loader:
         indices = tuple((VALIDATION_EPOCH, item) for item in range(min(count, len(self.dataset))))
         return next(self._stream(iter([indices]), workers=0))
 
-    def check_readable(self) -> None:
-        """Raise UsageError if none of the items can be read."""
+    def check_readable(self, what: str = "items", fix: str = "") -> None:
+        """Raise UsageError if none of the items can be read; `fix` is the end of the message."""
         reasons: dict[str, str] = {}
         for item in range(len(self.dataset)):
             try:
@@ -160,7 +160,15 @@ class Loader:
             except UnreadableItem as problem:
                 reasons.setdefault(str(problem), self.dataset.name(item))
         listed = "; ".join(f"{name}: {reason}" for reason, name in list(reasons.items())[:3])
-        raise UsageError(f"none of the {len(self.dataset)} items can be read ({listed})")
+        raise UsageError(f"none of the {len(self.dataset)} {what} can be read ({listed}){fix}")
+
+    def check_validation(self) -> None:
+        """Raise UsageError if none of the validation items, which are those of this loader, can be read."""
+        self.check_readable(
+            "validation items",
+            "; restore these files, or choose other validation items with a `split` column, data.validation_fraction "
+            "or data.validation_path",
+        )
 
     def _stream(self, batches_of_indices: Iterator[tuple[SampleIndex, ...]], workers: int) -> Iterator[LoadedBatch]:
         """The batches in order. Dead workers are restarted; their batches are a pure function of the indices."""

@@ -13,6 +13,7 @@ from quintet.common.batch import Dataset
 from quintet.common.device import own_device
 from quintet.common.weights import checkpoint
 from quintet.config import RunConfig
+from quintet.data.index.entry import no_training_items
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.training.engine import check_world
@@ -96,6 +97,8 @@ def check_processes(task: Task[Any], world_size: int) -> None:
 def check_data(task: Task[Any], splits: Splits) -> None:
     """Raise UsageError, before anything is written, if there are fewer items than a batch needs."""
     batch = task.config.train.batch_size
+    if not len(splits.train):
+        raise no_training_items(splits.extra_splits or ["validation"])
     if batch > len(splits.train):
         raise UsageError(
             f"train.batch_size={batch} is larger than the training data of {len(splits.train)} items; "

@@ -96,7 +96,7 @@ class TrainingSession:
         """Initialise the state before the first step."""
         loader = self._loader(self.splits.train)
         loader.check_readable()
-        self._loader(self.splits.validation).check_readable()
+        self._loader(self.splits.validation).check_validation()
         if init:
             for name in init.keys() & self.task.modules.keys():
                 tensors = init[name]
@@ -141,6 +141,8 @@ class TrainingSession:
 
     def _restore(self, folder: Path, problems: list[str], force: bool) -> None:
         self._check_data(force)
+        self._loader(self.splits.train).check_readable()
+        self._loader(self.splits.validation).check_validation()
         self._make_state()
         meta = self.state.restore(folder)
         if not force:
@@ -169,6 +171,18 @@ class TrainingSession:
             )
         if difference:
             self.print(f"forced: the data changed since the run started ({difference})")
+
+    def _has_validation_items(self) -> bool:
+        """Whether a validation item can still be read, on all ranks: files may change during a long training."""
+        problem = ""
+        try:
+            self._loader(self.splits.validation).check_validation()
+        except UsageError as error:
+            problem = str(error)
+        (missing,) = self.engine.any_rank(bool(problem))
+        if missing:
+            self.print(f"warning: no validation and no samples at step {self.step}: {problem or 'on another process'}")
+        return not missing
 
     def _frozen_contents(self) -> dict[str, checkpoint.Contents]:
         return {name: pipeline.contents() for name, pipeline in self.task.frozen.items()}

@@ -168,6 +168,8 @@ class Trainer(TrainingSession):
             # Find non-finite tensors that no loss depends on yet, such as an unused codebook entry.
             if validates or samples or saves:
                 self.guard.check(may_roll_back=not final)
+            if (validates or samples) and not self._has_validation_items():
+                validates = samples = False
             if validates:
                 logs.update(self._validate())
             if samples:

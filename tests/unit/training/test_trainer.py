@@ -665,7 +665,7 @@ def test_validation_items_that_cannot_be_read_are_an_error_before_training(tmp_p
     validation = data.validation
     assert isinstance(validation, Points)
     validation.broken = frozenset(range(len(validation)))
-    with pytest.raises(UsageError, match="none of the 7 items can be read"):
+    with pytest.raises(UsageError, match="none of the 7 validation items can be read"):
         toy_trainer(tmp_path / "run", data=data)
 
 

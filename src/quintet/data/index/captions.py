@@ -1,7 +1,8 @@
 """Parsers of captions: `metadata.jsonl`, `metadata.csv`, a `.txt` beside a file, the name of a folder, lists of lines.
 
 People write these files by hand, with spreadsheets and with scripts. Whatever bytes they hold, parsing never fails: it
-returns rows, and the skipped lines with the reasons. Only `read_lines`, for a file that the user names, raises errors.
+returns rows, the skipped lines with the reasons, and why the file as a whole cannot be used. Only `read_lines`, for a
+file that the user names, raises errors.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,16 @@ from quintet.errors import UsageError
 
 FILE_COLUMN, TEXT_COLUMN, SPLIT_COLUMN = "file_name", "text", "split"
 _CSV_DELIMITERS = (",", ";", "\t")  # spreadsheets use the separator of their locale
+_LIKE_FILE = frozenset(
+    ("filename", "file", "filepath", "path", "name", "image", "imagepath", "img", "audio", "video", "mesh", "key")
+)
+_LIKE_TEXT = frozenset(
+    ("caption", "captions", "prompt", "description", "label", "sentence", "transcription", "texts", "title")
+)
+_OPEN_QUOTE = "has a quote in line {} that is not closed; close it, or write a quote inside a text twice"
 _CAPTION_BYTES = 2**16
 _METADATA_BYTES = 2**30
+_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +48,39 @@ class Row:
 
 @dataclass(slots=True)
 class Metadata:
-    """The parsed lines of a metadata file; `skipped` has line numbers, 0 for the file itself."""
+    """The parsed lines of a metadata file; `skipped` has line numbers, 0 for the file itself.
+
+    `problem` says why the file cannot be used; it continues a sentence that begins with the name of the file.
+    """
 
     rows: list[Row] = field(default_factory=list)
     skipped: list[tuple[int, str]] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    problem: str | None = None
 
 
 def read_metadata(path: Path) -> Metadata:
     """Read `metadata.jsonl` or `metadata.csv`, depending on the extension."""
     try:
         if path.stat().st_size > _METADATA_BYTES:
-            return Metadata(skipped=[(0, "larger than 1 GB; cut it into one for each subfolder")])
+            return _unusable("larger than 1 GB; cut it into one for each subfolder", "is ")
         data = path.read_bytes()
     except OSError as error:
-        return Metadata(skipped=[(0, f"cannot be opened: {error.strerror}")])
+        return _unusable(f"cannot be opened: {error.strerror}")
     return parse_csv(data) if path.suffix.lower() == ".csv" else parse_jsonl(data)
+
+
+def _unusable(reason: str, verb: str = "") -> Metadata:
+    return Metadata(skipped=[(0, reason)], problem=verb + reason)
 
 
 def parse_jsonl(data: bytes) -> Metadata:
     """Parse one JSON object per line."""
     metadata = Metadata()
     seen: dict[str, None] = {}
-    for number, line in enumerate(_decoded(data, metadata).split("\n"), start=1):
+    text = _decoded(data, metadata)
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -75,7 +94,19 @@ def parse_jsonl(data: bytes) -> Metadata:
         seen.update(dict.fromkeys(fields))
         _add_row(metadata, number, fields)
     metadata.columns = [encodable_text(name) for name in seen]
+    metadata.problem = _jsonl_problem(text, metadata)
+    _note_text_column(metadata)
     return metadata
+
+
+def _jsonl_problem(text: str, metadata: Metadata) -> str | None:
+    if text.lstrip()[:1] == "[" and text.rstrip()[-1:] == "]" and len(metadata.rows) <= 1:
+        return "is a JSON array; write one JSON object per line"
+    if metadata.rows:
+        return None
+    if metadata.columns and FILE_COLUMN not in metadata.columns:
+        return f"has no key '{FILE_COLUMN}'; {_renamed(metadata.columns, _LIKE_FILE, 'its objects have')}"
+    return _no_rows(text, metadata, f'one object per line, such as {{"{FILE_COLUMN}": "a.png", "{TEXT_COLUMN}": "…"}}')
 
 
 def parse_csv(data: bytes) -> Metadata:
@@ -87,6 +118,7 @@ def parse_csv(data: bytes) -> Metadata:
     if FILE_COLUMN not in header:
         named = ", ".join(header[:8]) or "nothing"
         metadata.skipped.append((1, f"no column {FILE_COLUMN}: the first line names {named}"))
+        metadata.problem = _header_problem(text, header)
         return metadata
     for number, cells in _csv_rows(text, delimiter, metadata):
         if len(cells) > len(header):
@@ -94,7 +126,49 @@ def parse_csv(data: bytes) -> Metadata:
             metadata.skipped.append((number, f"{len(cells)} fields where the header has {len(header)}; {hint}"))
         else:
             _add_row(metadata, number, dict(zip(header, cells, strict=False)))
+    if metadata.problem is None and not metadata.rows:
+        metadata.problem = _no_rows(text, metadata, "one line per file below the header")
+    _note_text_column(metadata)
     return metadata
+
+
+def _header_problem(text: str, header: Sequence[str]) -> str:
+    """Why a CSV file without the column of the files cannot be used, and what to change."""
+    wanted = f"'{FILE_COLUMN},{TEXT_COLUMN}'"
+    if not text.strip() or "\0" in text:
+        return _no_rows(text, Metadata(), f"a header line {wanted} and one line per file")
+    if any("\n" in cell for cell in header):
+        return _OPEN_QUOTE.format(1)
+    if len(header) == 1 and FILE_COLUMN in header[0]:
+        return f"has no column '{FILE_COLUMN}'; separate the columns with a comma, a semicolon or a tab"
+    if any(re.search(r"\w\.\w{1,5}$", cell) for cell in header):
+        return f"has no header line; write {wanted} above its first line"
+    return f"has no column '{FILE_COLUMN}'; {_renamed(header, _LIKE_FILE, 'its first line names')}"
+
+
+def _renamed(columns: Sequence[str], near: frozenset[str], seen: str) -> str:
+    """The advice to rename a column whose name is almost right, or the names that there are."""
+    for column in columns:
+        if re.sub(r"[^a-z]", "", column.lower()) in near:
+            return f"rename '{column[:40]}'"
+    return f"{seen} {', '.join(column[:40] for column in columns[:8])}"
+
+
+def _no_rows(text: str, metadata: Metadata, wanted: str) -> str:
+    if "\0" in text:
+        return "is not UTF-8 text; save it as UTF-8"
+    if metadata.skipped:
+        line, reason = metadata.skipped[0]
+        return f"has no usable line, for example line {line}: {reason}"
+    return f"is empty; write {wanted}, or delete it"
+
+
+def _note_text_column(metadata: Metadata) -> None:
+    """Captions are read from one column only; say so if another one looks like it."""
+    if metadata.rows and TEXT_COLUMN not in metadata.columns:
+        near = _renamed(metadata.columns, _LIKE_TEXT, "")
+        if near.startswith("rename"):
+            metadata.notes.append(f"there is no '{TEXT_COLUMN}'; if it holds the captions, {near} to '{TEXT_COLUMN}'")
 
 
 def read_caption(path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -105,6 +179,12 @@ def read_caption(path: str | os.PathLike[str]) -> tuple[str, ...]:
     except OSError:
         return ()
     return captions_of(decoded(data).split("\n"))
+
+
+def equal_captions(count: int, what: str, text: str) -> str:
+    """The warning that all captions are equal: usually a mistake, and nothing can be learned from such captions."""
+    shown = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return f"all {count} {what} have the same caption {shown!r}: a model cannot learn what texts mean from it"
 
 
 def folder_caption(name: str) -> str:
@@ -156,19 +236,38 @@ def _first_row(text: str, delimiter: str) -> list[str]:
 
 
 def _csv_rows(text: str, delimiter: str, metadata: Metadata) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
+    lines: list[str] = []  # of the current row
+    reader = csv.reader(_recorded(io.StringIO(text), lines), delimiter=delimiter)
     header_read = False
     while True:
+        lines.clear()
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             metadata.skipped.append((reader.line_num, f"not a line of CSV: {error}"))
-            continue
+            cells = []
+        if len(lines) > 1 and not _is_closed(lines, delimiter):
+            metadata.problem = _OPEN_QUOTE.format(reader.line_num - len(lines) + 1)
+            return
         if header_read and any(cell.strip() for cell in cells):
             yield reader.line_num, cells
         header_read = True
+
+
+def _recorded(stream: Iterable[str], lines: list[str]) -> Iterator[str]:
+    for line in stream:
+        lines.append(line)
+        yield line
+
+
+def _is_closed(lines: Sequence[str], delimiter: str) -> bool:
+    """Whether a row of several lines is one: a quote that is not closed makes the following rows part of its text."""
+    try:
+        return len([*csv.reader(lines, delimiter=delimiter, strict=True)]) == 1
+    except csv.Error:
+        return False
 
 
 def decoded(data: bytes) -> str:

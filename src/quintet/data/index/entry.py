@@ -67,6 +67,10 @@ class Scan:
     notes: list[str]
     marker: dict[str, Any] | None = None
     """Content of `dataset.json`, the marker of a synthetic data set."""
+    problem: str | None = None
+    """Why the metadata cannot be used: a training would learn wrong captions and splits, and is refused."""
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    """Subfolders that quintet wrote, such as runs, and what they are; nothing in them is data."""
 
 
 def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
@@ -138,7 +142,7 @@ def split_entries(
     names = [(entry.split or TRAIN_SPLIT).lower() for entry in entries]
     train = [index for index, name in enumerate(names) if name == TRAIN_SPLIT]
     validation = [index for index, name in enumerate(names) if name in VALIDATION_SPLITS]
-    check_split(fraction, len(entries), len(train), names)
+    check_fraction(fraction)
     if validation or not fraction:
         return train, validation
     keys = group_keys([entries[index].file for index in train], group)
@@ -149,16 +153,18 @@ def split_entries(
     return sides
 
 
-def check_split(fraction: float, items: int, train: int, names: Iterable[str]) -> None:
-    """Raise an error if no training item is left; `names` are the names of the splits."""
+def check_fraction(fraction: float) -> None:
     if not 0 <= fraction < 1:
         raise UsageError(f"the validation fraction must be at least 0 and less than 1, not {fraction:g}")
-    if items and not train:
-        seen = ", ".join(sorted(set(names)))
-        raise UsageError(
-            f"no training item is left: the `split` column, or the names of the parquet files, name {seen}, but "
-            f"never '{TRAIN_SPLIT}'"
-        )
+
+
+def no_training_items(splits: Iterable[str]) -> UsageError:
+    """The error of a training on data that has items of these splits only."""
+    seen = ", ".join(sorted(set(splits)))
+    return UsageError(
+        f"no training item is left: the `split` column, or the names of the parquet files, name {seen}, but "
+        f"never '{TRAIN_SPLIT}'"
+    )
 
 
 def group_keys(files: Sequence[str], group: str | None) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quintet.common.outputs import OUTPUT_FILES, output_kind
 from quintet.data.index.captions import Metadata, Row, folder_caption, read_caption, read_metadata
 from quintet.data.index.entry import TRAIN_SPLIT, VALIDATION_SPLITS, Entry, Scan, Stamp, joined_stamp, printable
 from quintet.data.index.marker import MARKER, read_marker
@@ -25,10 +26,15 @@ METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 
 
 class Tree:
-    """The folders below a root, without hidden names. With `shared`, for several walks, they are listed once."""
+    """The folders below a root, without hidden names and without folders that quintet wrote (`left_out`).
+
+    With `shared`, for several walks, they are listed once.
+    """
 
     def __init__(self, root: Path, shared: bool = False) -> None:
         self.root = root
+        self.left_out: dict[str, str] = {}
+        """Path to kind of the folders that quintet wrote."""
         self._folders = [*self._walked()] if shared else None
         self._metadata: dict[str, Metadata] = {}
 
@@ -40,18 +46,26 @@ class Tree:
         prefixes = [""]
         while prefixes:
             folder = self._listed(prefixes.pop())
+            if folder.prefix and folder.output is not None:
+                self.left_out[folder.prefix.rstrip("/")] = folder.output
+                continue
             prefixes += [f"{folder.prefix}{entry.name}/" for entry in folder.subfolders]
             yield folder
 
     def _listed(self, prefix: str) -> Folder:
         folder = Folder(prefix)
+        path = os.path.join(self.root, prefix)
+        markers: list[str] = []
         try:
-            with os.scandir(os.path.join(self.root, prefix)) as listing:
+            with os.scandir(path) as listing:
                 for entry in listing:
+                    if entry.name in OUTPUT_FILES:
+                        markers.append(entry.name)
                     if not entry.name.startswith("."):
                         (folder.subfolders if entry.is_dir(follow_symlinks=False) else folder.files).append(entry)
         except OSError as error:
             folder.problem = f"cannot be listed: {error.strerror}"
+        folder.output = output_kind(path, markers)
         return folder
 
     def metadata(self, file: str) -> Metadata:
@@ -69,6 +83,8 @@ class Folder:
     files: list[os.DirEntry[str]] = field(default_factory=list)
     subfolders: list[os.DirEntry[str]] = field(default_factory=list)
     problem: str | None = None
+    output: str | None = None
+    """What quintet wrote into it; None for a folder of the user."""
 
 
 class Walk:
@@ -86,6 +102,7 @@ class Walk:
         self.other_files: set[str] = set()
         self.skipped: list[tuple[str, str]] = []
         self.found = 0
+        self.metadata_problems: dict[str, str] = {}
         self._images: dict[str, str | None] = {}
         self._metadata_files: dict[str, set[str]] = {}
 
@@ -161,6 +178,8 @@ class Walk:
         if problem := self._problem(entry, file, is_media):
             if is_media or is_metadata or extension == ".txt" or entry.is_symlink():
                 self.skipped.append((printable(file), problem))
+            if is_metadata:
+                self.metadata_problems[prefix] = f"{printable(file)} cannot be used: {problem}"
         elif is_media:
             self.media.append(file)
         elif is_metadata:
@@ -222,7 +241,9 @@ def scan(
         raise UsageError(f"{root} is a file; name the folder that contains your files")
     walk = Walk(tree or Tree(root), extensions, image_sequences)
     walk.run()
-    result = Scan([], walk.skipped, "none", [], walk.found, [], read_marker(root / MARKER))
+    left_out = sorted(walk.tree.left_out.items())
+    marker = read_marker(root / MARKER)
+    result = Scan([], walk.skipped, "none", [], walk.found, [], marker, left_out=left_out)
     _caption(walk, result)
     result.skipped.sort()
     if shards := sorted(file for file in walk.other_files if is_shard(file)):
@@ -275,6 +296,9 @@ def _stem(file: str, extensions: frozenset[str]) -> str:
 def _metadata_rows(walk: Walk, result: Scan) -> dict[str, Row] | None:
     """The rows of all metadata files by file; None if there is no usable metadata file."""
     known = {*walk.media, *(file for file, _ in walk.skipped)}
+    with_media = _prefixes(walk.media)
+    unopened = {prefix for prefix in walk.metadata_problems if prefix in with_media and prefix not in walk.metadata}
+    result.problem = walk.metadata_problems[min(unopened)] if unopened else None
     rows: dict[str, Row] = {}
     repeated: list[str] = []
     # The metadata file in the nearest parent folder counts.
@@ -282,6 +306,8 @@ def _metadata_rows(walk: Walk, result: Scan) -> dict[str, Row] | None:
         name, metadata = _metadata_of(walk, prefix, result)
         if metadata.rows and result.captions_from == "none":
             result.captions_from = posixpath.basename(name)
+        if prefix in with_media and result.problem is None:
+            result.problem = _metadata_problem(walk, prefix, name, metadata, known)
         for row in metadata.rows:
             file = _resolve(prefix, row.file, known)
             if problem := _row_problem(file, walk, known):
@@ -306,6 +332,29 @@ def _metadata_of(walk: Walk, prefix: str, result: Scan) -> tuple[str, Metadata]:
     result.notes.extend(f"{name}: {note}" for note in metadata.notes)
     result.skipped.extend((name, f"line {line}: {reason}" if line else reason) for line, reason in metadata.skipped)
     return name, metadata
+
+
+def _metadata_problem(walk: Walk, prefix: str, name: str, metadata: Metadata, known: set[str]) -> str | None:
+    """Why a metadata file cannot be used, or None. One that names no file that exists is the wrong one."""
+    problem = metadata.problem
+    if problem is None and not any(
+        (file := _resolve(prefix, row.file, known)) in known or file in walk.other_files for row in metadata.rows
+    ):
+        row = metadata.rows[0]
+        found = _row_problem(_resolve(prefix, row.file, known), walk, known)
+        problem = f"names no file of its folder, for example line {row.line}: {printable(row.file[:200])} {found}"
+    return None if problem is None else printable(f"{name} {problem}")
+
+
+def _prefixes(files: Iterable[str]) -> set[str]:
+    """The folders that have one of the files somewhere below them, with a final slash; empty for the root."""
+    prefixes: set[str] = set()
+    for file in files:
+        folder = posixpath.dirname(file)
+        while (prefix := f"{folder}/" if folder else "") not in prefixes:
+            prefixes.add(prefix)
+            folder = posixpath.dirname(folder)
+    return prefixes
 
 
 def _resolve(prefix: str, written: str, known: set[str]) -> str:

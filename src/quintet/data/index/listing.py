@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from quintet.data.index.entry import Entry, Scan, fingerprint, split_entries
+from quintet.common.outputs import is_run
+from quintet.data.index.entry import Entry, Scan, fingerprint, printable, split_entries
 from quintet.data.index.folder import Tree, scan
-from quintet.data.index.shard_store import holds_shards, is_url
+from quintet.data.index.shard_store import holds_shards, is_url, output_folders
 from quintet.data.index.shards import ShardEntries, scan_shards
+from quintet.errors import UsageError
 
 
 def list_media(
@@ -26,11 +28,22 @@ def list_media(
 ) -> Scan:
     """The files with one of the extensions, and their captions; `cache` is the folder of indexes and copies of shards.
 
-    A caller that lists several media of one folder passes a shared `tree`.
+    A caller that lists several media of one folder passes a shared `tree`. Without `allow_empty`, raises `UsageError`
+    if there is no such file, or if the metadata cannot be used.
     """
-    if is_url(root) or holds_shards(Path(root)):
+    if is_url(root):
         return scan_shards(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, cache=cache)
-    return scan(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, tree=tree)
+    folder = Path(root)
+    if is_run(folder):
+        raise UsageError(f"{printable(str(root))} is a run, not data; name the folder that contains your files")
+    if holds_shards(folder):
+        found = scan_shards(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, cache=cache)
+        found.left_out = output_folders(folder)
+        return found
+    found = scan(root, extensions, allow_empty=allow_empty, image_sequences=image_sequences, tree=tree)
+    if found.problem is not None and not allow_empty:
+        raise UsageError(f"in {printable(str(root))}: {found.problem}")
+    return found
 
 
 def split_items(

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from quintet.common import files
 from quintet.common.caches import exclusive_lock
 from quintet.common.logging import say
+from quintet.common.outputs import mark_output, output_kind
 from quintet.data.index.marker import LARGEST_MARKER, MARKER
 from quintet.data.index.shard_index import INDEX_NAME
 from quintet.errors import RunError, UsageError
@@ -145,13 +146,27 @@ def holds_shards(root: Path) -> bool:
     return found
 
 
+def output_folders(root: Path) -> list[tuple[str, str]]:
+    """The subfolders that quintet wrote, such as runs, and what they are."""
+    left_out: dict[str, str] = {}
+    for _ in _files_below(root, left_out):
+        pass
+    return sorted(left_out.items())
+
+
 def is_hidden(name: str) -> bool:
     """Whether a file, or a folder on its path, is hidden: trash, or the state of a program."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _files_below(root: Path) -> Iterator[str]:
+def _files_below(root: Path, left_out: dict[str, str] | None = None) -> Iterator[str]:
+    """The files of a folder and its subfolders. Subfolders that quintet wrote are added to `left_out` instead."""
     for folder, below, names in os.walk(root):
+        if folder != str(root) and (kind := output_kind(folder, names)) is not None:
+            below.clear()
+            if left_out is not None:
+                left_out[os.path.relpath(folder, root).replace(os.sep, "/")] = kind
+            continue
         below[:] = [name for name in below if not name.startswith(".")]
         for name in names:
             if not name.startswith("."):
@@ -211,6 +226,7 @@ class RemoteStore:
         if _is_complete(path, shard.size):
             return path
         folder.mkdir(parents=True, exist_ok=True)
+        mark_output(self.cache / "shards")
         with exclusive_lock(folder / f"{key}.lock"):
             if not _is_complete(path, shard.size):
                 address = self.url if self.is_file else f"{self.url.rstrip('/')}/{name}"

@@ -30,7 +30,7 @@ from quintet.data.index.entry import (
     Entry,
     Scan,
     Stamp,
-    check_split,
+    check_fraction,
     chosen_groups,
     group_keys,
 )
@@ -277,7 +277,7 @@ class ShardEntries(Sequence[Entry]):
         validation = np.flatnonzero(
             np.isin(codes, [code for code, name in enumerate(names) if name in VALIDATION_SPLITS])
         )
-        check_split(fraction, len(self), len(train), [names[code] for code in np.unique(codes)])
+        check_fraction(fraction)
         if len(validation) or not fraction:
             return train, validation
         if group is not None:

@@ -121,7 +121,7 @@ def _small_enough(
             "skipped; raise model.max_faces, or set loss.window_faces to train on windows of them"
         )
     used = [item for item, count in enumerate(counts) if 0 < count <= limit]
-    if not used:
+    if counts and not used:
         reasons = {skipped[codes.name(item)]: codes.name(item) for item in reversed(range(len(counts)))}
         listed = "; ".join(f"{name}: {reason}" for reason, name in [*reasons.items()][-3:])
         raise UsageError(f"none of the {len(counts)} items ({part}) can be used ({listed})")

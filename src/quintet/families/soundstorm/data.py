@@ -21,8 +21,10 @@ from torch import Tensor
 
 from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
+from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.data.audio import audio_folder_splits, report_resampling
+from quintet.data.index.captions import equal_captions
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.token_cache import MediaDataset, TokenDataset
@@ -184,9 +186,13 @@ def _fingerprint(tokens: SemanticTokens) -> str:
 def _captions(source: Dataset, conditioner: MuLaNConditioner) -> dict[str, Tensor]:
     """The embedding of each training caption. Embedded together and sorted, so that a resumed run gets the same."""
     assert isinstance(source, MediaDataset)
+    if not len(source):  # a folder that is only evaluated
+        return {}
     texts = sorted({source.metadata(item).get("texts", "") for item in range(len(source))} - {""})
     if not texts:
         raise UsageError("loss.caption_cond_prob needs captions, but no clip has one; leave it at 0, or add captions")
+    if len(texts) == 1 and len(source) > 1:
+        say(f"warning: {equal_captions(len(source), 'clips', texts[0])}")
     return dict(zip(texts, conditioner.embed_texts(texts).cpu(), strict=True))
 
 

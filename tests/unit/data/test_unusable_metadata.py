@@ -1,0 +1,176 @@
+"""A metadata file that cannot be used is refused with the reason: captions never come from elsewhere in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from helpers import TINY, error_line, quintet, succeed
+from quintet.data.index.listing import list_media
+from quintet.errors import UsageError
+from quintet.media.image import EXTENSIONS
+
+pytestmark = pytest.mark.fault("unusable-metadata")
+
+NAMES = [f"{number}.png" for number in range(6)]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Images in a subfolder, whose name would become the caption of each."""
+    folder = tmp_path / "photos"
+    (folder / "images").mkdir(parents=True)
+    for number, name in enumerate(NAMES):
+        Image.new("RGB", (32, 32), (number * 40, 0, 0)).save(folder / "images" / name)
+    return folder
+
+
+def csv(header: str, delimiter: str = ",", caption: str = "a cat") -> str:
+    return "\n".join([header, *(f"images/{name}{delimiter}{caption} {name[0]}" for name in NAMES), ""])
+
+
+def rows(key: str = "file_name") -> list[dict[str, str]]:
+    return [{key: f"images/{name}", "text": f"a cat {name[0]}"} for name in NAMES]
+
+
+UNUSABLE = {
+    "filename": ("metadata.csv", csv("filename,text"), "has no column 'file_name'; rename 'filename'"),
+    "File Name": ("metadata.csv", csv("File Name,text"), "has no column 'file_name'; rename 'File Name'"),
+    "image": ("metadata.csv", csv("id,image"), "has no column 'file_name'; rename 'image'"),
+    "path": ("metadata.csv", csv("path;text", ";"), "has no column 'file_name'"),
+    "other columns": (
+        "metadata.csv",
+        csv("id,author"),
+        "has no column 'file_name'; its first line names id, author",
+    ),
+    "no header": (
+        "metadata.csv",
+        csv("images/x.png,a cat"),
+        "has no header line; write 'file_name,text' above its first line",
+    ),
+    "a bar": (
+        "metadata.csv",
+        csv("file_name|text", "|"),
+        "has no column 'file_name'; separate the columns with a comma, a semicolon or a tab",
+    ),
+    "an open quote": (
+        "metadata.csv",
+        csv("file_name,text").replace("a cat 1", '"a cat 1'),
+        "has a quote in line 3 that is not closed; close it, or write a quote inside a text twice",
+    ),
+    "an open quote before closed ones": (
+        "metadata.csv",
+        csv("file_name,text", caption='"a" cat').replace('"a" cat 1', '"a cat 1'),
+        "has a quote in line 3 that is not closed; close it, or write a quote inside a text twice",
+    ),
+    "an open quote in the header": (
+        "metadata.csv",
+        csv('"file_name,text'),
+        "has a quote in line 1 that is not closed; close it, or write a quote inside a text twice",
+    ),
+    "UTF-16 without a mark": ("metadata.csv", csv("file_name,text").encode("utf-16-le"), "is not UTF-8 text"),
+    "UTF-32": ("metadata.csv", csv("file_name,text").encode("utf-32"), "is not UTF-8 text; save it as UTF-8"),
+    "nothing": ("metadata.csv", "", "is empty; write a header line"),
+    "only a header": ("metadata.csv", "file_name,text\n", "is empty; write one line per file below the header"),
+    "too many fields": (
+        "metadata.csv",
+        csv("file_name,text", caption="red, round"),
+        "has no usable line, for example line 2: 3 fields where the header has 2",
+    ),
+    "other files": (
+        "metadata.csv",
+        csv("file_name,text").replace("images/", "pictures/"),
+        "names no file of its folder, for example line 2: pictures/0.png does not exist",
+    ),
+    "an array": ("metadata.jsonl", json.dumps(rows()), "is a JSON array; write one JSON object per line"),
+    "an array of lines": (
+        "metadata.jsonl",
+        json.dumps(rows(), indent=1).replace("\n  ", "").replace("\n }", "}"),
+        "is a JSON array; write one JSON object per line",
+    ),
+    "another key": (
+        "metadata.jsonl",
+        "\n".join(json.dumps(row) for row in rows("filename")),
+        "has no key 'file_name'; rename 'filename'",
+    ),
+    "an object over several lines": (
+        "metadata.jsonl",
+        json.dumps(rows()[0], indent=1),
+        "has no usable line, for example line 1: not a line of JSON",
+    ),
+    "UTF-16 lines": (
+        "metadata.jsonl",
+        json.dumps(rows()[0]).encode("utf-16-be"),
+        "is not UTF-8 text; save it as UTF-8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_metadata_that_cannot_be_used_is_refused_with_the_reason(photos: Path, case: str) -> None:
+    name, content, reason = UNUSABLE[case]
+    (photos / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError) as refused:
+        list_media(photos, EXTENSIONS)
+    assert str(refused.value).startswith(f"in {photos}: {name} {reason}")
+
+
+def test_each_command_that_reads_captions_refuses_it(photos: Path, tmp_path: Path, trained: Path) -> None:
+    (photos / "metadata.csv").write_text(csv("filename,text"))
+    reason = f"error: in {photos}: metadata.csv has no column 'file_name'; rename 'filename'"
+    for words in (
+        ("train", "vqgan", photos, *TINY, "--out", tmp_path / "run"),
+        ("data", "shard", photos, tmp_path / "shards"),
+        ("encode", trained, photos, "--out", tmp_path / "codes"),
+        ("eval", trained, "--data", photos),
+    ):
+        outcome = quintet(*words)
+        assert (outcome.code, error_line(outcome.errors)) == (2, reason)
+    checked = quintet("data", "check", photos)
+    assert checked.code == 1
+    assert "error       metadata.csv has no column 'file_name'; rename 'filename'" in checked.output
+    assert json.loads(quintet("data", "check", photos, "--json").output)["problem"].endswith("rename 'filename'")
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused_as_metadata(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.csv").write_text(csv("file_name,text"))
+    (photos / "metadata.csv").symlink_to(tmp_path / "elsewhere.csv")
+    with pytest.raises(UsageError, match=r"metadata\.csv cannot be used: a link that leads out of the folder"):
+        list_media(photos, EXTENSIONS)
+
+
+def test_metadata_of_a_folder_without_media_is_not_refused(photos: Path) -> None:
+    (photos / "notes").mkdir()
+    (photos / "notes" / "metadata.csv").write_text("id,author\n1,me\n")
+    assert len(list_media(photos, EXTENSIONS).entries) == 6
+
+
+def test_metadata_of_another_medium_is_not_refused(photos: Path) -> None:
+    (photos / "a.mp4").write_bytes(b"x")
+    (photos / "metadata.csv").write_text("file_name,text\na.mp4,a film\n")
+    assert len(list_media(photos, EXTENSIONS).entries) == 6
+
+
+def test_texts_of_several_lines_are_no_open_quotes(photos: Path) -> None:
+    (photos / "metadata.csv").write_text('file_name,text\nimages/0.png,"a cat\nwith ""quotes"", asleep"\n')
+    assert list_media(photos, EXTENSIONS).entries[0].text == 'a cat\nwith "quotes", asleep'
+
+
+def test_unused_lines_and_a_caption_column_of_another_name_are_said_before_training(
+    photos: Path, tmp_path: Path
+) -> None:
+    (photos / "metadata.csv").write_text(csv("file_name,caption") + "images/gone.png,x\n")
+    said = succeed("train", "vqgan", photos, *TINY, "--out", tmp_path / "run").errors
+    assert "note: metadata.csv: there is no 'text'; if it holds the captions, rename 'caption' to 'text'" in said
+    assert "lines of metadata that are not used: 1, the first in metadata.csv: line 8: images/gone.png does" in said
+
+
+def test_equal_captions_are_said_before_training_and_by_the_check(photos: Path, tmp_path: Path, trained: Path) -> None:
+    warning = "all 6 images have the same caption 'images': a model cannot learn what texts mean from it"
+    words = ("train", "muse", photos, "--tokenizer", trained, "--preset", "debug", "model.dim=16", "train.steps=1")
+    outcome = succeed(*words, "train.batch_size=2", "log.trackers=[]", "--out", tmp_path / "run")
+    assert f"warning: {warning}" in outcome.errors
+    assert warning.replace("images have", "image files have") in succeed("data", "check", photos).output
