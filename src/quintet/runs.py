@@ -13,13 +13,13 @@ from quintet import config as configs
 from quintet import registry
 from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
+from quintet.common.weights.loading import Weights
 from quintet.config import RunConfig
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_frozen, open_pipeline, read_weights
 from quintet.training.engine import may_be_restarted
 from quintet.training.run_folder import Run, next_folder
-from quintet.training.session import Weights
 from quintet.training.task import Task
 from quintet.training.trainer import Trainer
 
