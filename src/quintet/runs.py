@@ -18,6 +18,7 @@ from quintet.config import RunConfig
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_frozen, open_pipeline, read_weights
+from quintet.training.edits import edited_keys
 from quintet.training.engine import may_be_restarted
 from quintet.training.run_folder import Run, next_folder
 from quintet.training.task import Task
@@ -88,10 +89,11 @@ def _refuse_other_frozen(frozen: Mapping[str, Pipeline[Any]], start: Pipeline[An
 def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = False, silent: bool = False) -> Trainer:
     """A trainer that resumes a run from its newest valid checkpoint, or from the start if there is none.
 
-    `force` allows changed keys, changed data and another version of quintet.
+    `force` allows changed keys, an edited `config.yaml`, changed data and another version of quintet.
     """
     run = Run.open(folder)
     old = registry.read_config(run.config_file)
+    edits = edited_keys(run, old, force)
     new = old.changed(overrides)
     if not force:
         configs.refuse_changes(old, new)
@@ -108,6 +110,8 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
         )
     init = initial_weights(new) if new.init and not has_checkpoint else None
     trainer = Trainer(task_in(folder, new), run, resume=True, force=force, init=init, silent=silent)
+    for key, (before, after) in edits.items():
+        trainer.print(f"edited in {run.config_file}: {key}: {before!r} -> {after!r}")
     for key, (before, after) in configs.differences(old, new).items():
         trainer.print(f"changed: {key}: {before!r} -> {after!r}")
     return trainer
