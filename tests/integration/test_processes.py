@@ -180,6 +180,8 @@ def test_a_signal_to_any_process_stops_all_with_a_checkpoint(
     assert codes == [128 + signal.SIGTERM if number in signalled else 0 for number in range(2)], ranks[0].seen
     assert state(run)["status"] == "stopped"
     assert steps_saved(run)[-1] == state(run)["step"]
+    cause = "SIGTERM" if 0 in signalled else "a signal to another process"
+    assert f"stopped at step {state(run)['step']} by {cause}" in log_text(run)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

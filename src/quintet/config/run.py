@@ -37,7 +37,7 @@ class TrainConfig(Section):
     minutes: float | None = Field(
         None,
         gt=0,
-        description="Time limit of this process, in minutes: it saves a checkpoint and stops. null sets no limit.",
+        description="Time limit of this process, in minutes: it validates, saves, samples and stops; null: no limit.",
     )
     batch_size: int = Field(
         16, gt=0, description="Global batch size: items per optimizer step, over all processes and micro-batches."

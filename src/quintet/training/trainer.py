@@ -4,7 +4,7 @@ One step:
 
     micro-batches of step s                           a pure function of (seed, s): training/order.py
     task.backward(micro_batches)                      per micro-batch one forward, then each phase's loss and backward
-    flags = any rank's [non-finite, stop requested]   the only device read in a step
+    flags = any rank's [non-finite, signal, time limit]   the only device read in a step
     if finite:
         per phase: clip gradients, set learning rate, optimizer step
         task.after_step(statistics)                   codebook updates and the like, from the global batch
@@ -78,7 +78,7 @@ class Trainer(TrainingSession):
             self._write_state("running")
             while self.step < self.config.train.steps and not stopped:
                 logs = self.train_step()
-                stopped = bool(logs.pop("stop_requested"))
+                stopped = bool(logs.pop("stop_requested")) and self.step < self.config.train.steps
                 logs.update(self._run_callbacks(final=stopped or self.step == self.config.train.steps))
                 if log_fn is not None:
                     log_fn(logs)
@@ -97,8 +97,9 @@ class Trainer(TrainingSession):
                 self.run.best_effort_write(type(tracker).__name__, tracker.close)
             self.trackers = []
         if stopped:
-            cause = self._stop.received.name if self._stop.received else "another process or the time limit"
-            self.print(f"stopped at step {self.step} by {cause}; continue with `quintet resume {self.run.folder}`")
+            self.print(
+                f"stopped at step {self.step} by {self._stop.cause}; continue with `quintet resume {self.run.folder}`"
+            )
 
     def train_step(self) -> Logs:
         """One optimizer step. Returns the loss parts as tensors on the device."""
@@ -118,7 +119,9 @@ class Trainer(TrainingSession):
         moments = [moment for state in active if (moment := largest_moment(state.optimizer)) is not None]
         values = [*report.metrics.values(), *norms.values(), *moments]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
-        nonfinite, stop_requested = self.engine.any_rank(~finite, self._stop.requested)
+        signalled = self._stop.received is not None
+        nonfinite, *reasons = self.engine.any_rank(~finite, signalled, self._stop.out_of_time)
+        self._stop.agree(*reasons)
         if not nonfinite:
             self._apply(norms, report.statistics, step)
         computed = time.perf_counter()
@@ -132,7 +135,7 @@ class Trainer(TrainingSession):
             self.state.progress.bad_steps_in_a_row = 0
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
         self.stopwatch.step(waiting=ready - began, computing=computed - ready)
-        return {**report.metrics, "step": self.step, "stop_requested": stop_requested}
+        return {**report.metrics, "step": self.step, "stop_requested": self._stop.agreed}
 
     def _apply(self, norms: Mapping[str, Tensor], statistics: Statistics, step: int) -> None:
         """Apply an accepted step: optimizers, then `after_step`, then the EMA."""
@@ -157,9 +160,8 @@ class Trainer(TrainingSession):
         self.display.update(step)
         if step % config.log.every == 0 or final:
             logs.update(self._log())
-        validates, samples = (
-            step % section.every == 0 or step == config.train.steps for section in (config.eval, config.sample)
-        )
+        last = step == config.train.steps or self._stop.leaves_time
+        validates, samples = (step % section.every == 0 or last for section in (config.eval, config.sample))
         # Not during non-finite steps: a rollback restores the newest checkpoint.
         due = step % config.checkpoint.every == 0 or self._save_postponed
         self._save_postponed = due and self.state.progress.bad_steps_in_a_row > 0
@@ -170,10 +172,10 @@ class Trainer(TrainingSession):
                 self.guard.check(may_roll_back=not final)
             if validates:
                 logs.update(self._validate())
+            if saves:  # before the samples, which may take long
+                self.saver.save(final)
             if samples:
                 logs.update(self._sample())
-            if saves:
-                self.saver.save(final)
         return logs
 
     def _log(self) -> dict[str, float]:
