@@ -120,10 +120,18 @@ def _check_comparable(run: Run, config: RunConfig, meta: Mapping[str, Any], star
     if start:
         before = read_config(checkpoint.folder_of(run.checkpoints, start) / "config.yaml")
         changed = [key for key in configs.differences(before, config) if not key.startswith(HARMLESS)]
+        if _extends_later(before, config, start):
+            changed.remove("optim.decay_extensions")
         if changed:
             raise UsageError(
                 f"{', '.join(changed)} changed after step {start}; choose other steps with --from and --to"
             )
+
+
+def _extends_later(before: RunConfig, after: RunConfig, start: int) -> bool:
+    """Whether the schedule was stretched after step `start`: the learning rates before that are the same."""
+    ours, theirs = before.optim.decay_extensions, after.optim.decay_extensions
+    return ours != theirs and theirs[: len(ours)] == ours and theirs[len(ours)][0] >= start
 
 
 def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int, end: int, folder: Path) -> Trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
@@ -104,6 +105,8 @@ def vqgan_configs(draw: st.DrawFn) -> VQGanConfig:
     sides = st.integers(1, 40).map(lambda codes: codes * factor)
     tree["model"]["layers"] = factor.bit_length() - 1
     tree["model"]["image_size"] = draw(sides | st.tuples(sides, sides))
+    ends = draw(st.lists(st.integers(0, 2**40), unique=True).map(sorted))
+    tree["optim"]["decay_extensions"] = [*pairwise(ends)]
     tree["train"]["batch_size"] = tree["train"]["grad_accum_steps"] * draw(st.integers(1, 64))
     return configs.validate(VQGanConfig, tree)
 
@@ -434,7 +437,7 @@ def test_a_resumed_run_may_change_other_keys() -> None:
     assert configs.differences(old, old.changed(allowed)).keys() == allowed.keys()
 
 
-OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [])
+OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [], [[1, 2]])
 
 
 def with_another_value(config: RunConfig, key: str) -> RunConfig | None:

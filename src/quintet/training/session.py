@@ -67,6 +67,7 @@ class TrainingSession:
             self.engine.watchdog.log = run.write_log_if_run
         self.config = task.config = config if resume else prepare.resolve(config, len(self.splits.train))
         check_agreement(self.engine, task, self.config, self.splits, init)
+        self.has_own_schedule = lr_schedule is not None
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.to_device(task.modules)
         self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)

@@ -40,7 +40,7 @@ from quintet.training.guard import largest_moment
 from quintet.training.metrics import Stopwatch, make_trackers
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.phase import Modules
-from quintet.training.prepare import data_record, ends_with_zero_lr
+from quintet.training.prepare import data_record, schedule_notes
 from quintet.training.session import TrainingSession
 from quintet.training.signals import StopRequest
 
@@ -67,11 +67,8 @@ class Trainer(TrainingSession):
         if self.engine.is_main and not self.trackers:
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
-        if ends_with_zero_lr(self.config, self.step):
-            self.print(
-                f"warning: the schedule ends at step {self.config.optim.decay_steps}, and the learning rate is 0 from "
-                f"there on; resume with optim.decay_steps={self.config.train.steps} and --force to extend it"
-            )
+        for note in [] if self.has_own_schedule else schedule_notes(self.config, self.step):
+            self.print(note)
         self.stopwatch = Stopwatch()
         stopped = False
         try:

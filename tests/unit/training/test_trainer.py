@@ -400,7 +400,7 @@ def test_the_schedule_keeps_decay_steps_when_a_run_is_extended(tmp_path: Path) -
     resumed = trained(tmp_path / "run", resume=True, train__steps=6)
     assert resumed.config.optim.decay_steps == 4
     assert resumed.lr_schedule(5) == 0
-    assert "the schedule ends at step 4, and the learning rate is 0" in log_text(resumed)
+    assert "the schedule ends at step 4 (optim.decay_steps), and the learning rate is 0" in log_text(resumed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
