@@ -268,6 +268,13 @@ def test_a_longer_run_keeps_a_schedule_that_goes_on(keys: str, pictures: Path, t
     assert yaml.safe_load((run / "config.yaml").read_text())["optim"]["decay_extensions"] == []
 
 
+def test_a_run_that_ends_before_its_discriminator_starts_is_warned_about(pictures: Path, tmp_path: Path) -> None:
+    said = train_tiny(pictures, tmp_path / "run", "train.steps=2", "ema.start=7").errors
+    assert "warning: loss.discriminator_start=4, and the run ends at step 2 (train.steps): the discriminator is" in said
+    assert "warning: ema.start=7" in said
+    assert "warning" not in succeed("resume", tmp_path / "run", "train.steps=8").errors
+
+
 def test_resuming_a_finished_run_changes_nothing(trained: Path, tmp_path: Path) -> None:
     run = copied(trained, tmp_path / "run")
     before = tree(run / "checkpoints")

@@ -386,6 +386,25 @@ def test_a_file_of_another_recipe_is_refused(tmp_path: Path) -> None:
         build(VQGanConfig, file=file)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("preset", ["debug", "small", "base"])
+def test_a_preset_reaches_every_step_that_it_names(recipe: str, preset: str) -> None:
+    assert build(RECIPES[recipe].config_class(), preset=preset).unreached_keys() == {}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_key_that_names_a_step_after_the_end_is_reported(recipe: str) -> None:
+    config = build(RECIPES[recipe].config_class(), preset="debug", overrides={"train.steps": 10})
+    plain = {"optim.warmup_steps": 0, "ema.start": 0, "ema.every": 1}
+    adversarial = hasattr(getattr(config, "loss", None), "discriminator_start")
+    plain |= {"loss.discriminator_start": 2, "loss.discriminator_ramp": 8} if adversarial else {}
+    assert config.changed(plain).unreached_keys() == {}
+    late = {"optim.warmup_steps": 10, "ema.start": 10, "ema.every": 10}
+    late |= {"loss.discriminator_start": 10, "loss.discriminator_ramp": 9} if adversarial else {}
+    for key, value in late.items():
+        assert config.changed({**plain, key: value}).unreached_keys().keys() == {key}
+
+
 # --- resuming -----------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, Any] = {

@@ -256,6 +256,21 @@ class RunConfig(Section):
             )
         return self
 
+    def unreached_keys(self) -> dict[str, str]:
+        """Keys that name a step after the end of the run, each with what therefore never happens."""
+        steps, ema = self.train.steps, self.ema
+        loss = getattr(self, "loss", None)
+        found = (
+            {f"loss.{key}": text for key, text in loss.unreached(steps).items()} if isinstance(loss, Section) else {}
+        )
+        if self.optim.warmup_steps >= steps:
+            found["optim.warmup_steps"] = "the learning rate never reaches optim.lr"
+        if ema.enabled and ema.start >= steps:
+            found["ema.start"] = "the weights are never averaged"
+        elif ema.enabled and ema.every > 1 and ema.start + ema.every >= steps:
+            found["ema.every"] = "the averaged weights are those of one early step"
+        return found
+
     def changed(self, overrides: Mapping[str, Any]) -> Self:
         """A copy with some dotted keys replaced, validated again."""
         tree = self.model_dump(mode="json")

@@ -12,7 +12,7 @@ import quintet
 from quintet.common.batch import Dataset
 from quintet.common.device import own_device
 from quintet.common.weights import checkpoint
-from quintet.config import RunConfig
+from quintet.config import RunConfig, flatten
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.training.engine import check_world
@@ -154,6 +154,15 @@ def schedule_notes(config: RunConfig, step: int) -> list[str]:
             "rate is 0 from there on (optim.final_lr)"
         )
     return notes
+
+
+def unreached_notes(config: RunConfig) -> list[str]:
+    """A warning for each key that names a step which the run does not reach."""
+    values = flatten(config.model_dump(mode="json"))
+    return [
+        f"warning: {key}={values[key]}, and the run ends at step {config.train.steps} (train.steps): {consequence}"
+        for key, consequence in config.unreached_keys().items()
+    ]
 
 
 def data_record(splits: Splits) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from quintet.training.guard import largest_moment
 from quintet.training.metrics import Stopwatch, make_trackers
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.phase import Modules
-from quintet.training.prepare import data_record, schedule_notes
+from quintet.training.prepare import data_record, schedule_notes, unreached_notes
 from quintet.training.session import TrainingSession
 from quintet.training.signals import StopRequest
 
@@ -67,8 +67,9 @@ class Trainer(TrainingSession):
         if self.engine.is_main and not self.trackers:
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
-        for note in [] if self.has_own_schedule else schedule_notes(self.config, self.step):
-            self.print(note)
+        if self.step < self.config.train.steps:
+            for note in [*unreached_notes(self.config), *self._schedule_notes()]:
+                self.print(note)
         self.stopwatch = Stopwatch()
         stopped = False
         try:
@@ -97,6 +98,9 @@ class Trainer(TrainingSession):
             self.print(
                 f"stopped at step {self.step} by {self._stop.cause}; continue with `quintet resume {self.run.folder}`"
             )
+
+    def _schedule_notes(self) -> list[str]:
+        return [] if self.has_own_schedule else schedule_notes(self.config, self.step)
 
     def train_step(self) -> Logs:
         """One optimizer step. Returns the loss parts as tensors on the device."""
