@@ -405,6 +405,19 @@ def test_a_key_that_names_a_step_after_the_end_is_reported(recipe: str) -> None:
         assert config.changed({**plain, key: value}).unreached_keys().keys() == {key}
 
 
+@pytest.mark.parametrize("recipe", ["muse", "phenaki"])
+def test_codebook_smoothing_replaces_label_smoothing_by_itself(recipe: str, tmp_path: Path) -> None:
+    schema = RECIPES[recipe].config_class()
+    smoothed: Any = build(schema, preset="debug", overrides={"loss.codebook_smoothing": 0.5})
+    assert smoothed.loss.label_smoothing == 0
+    assert build(schema, preset="debug", overrides={"loss.codebook_smoothing": 0}).loss.label_smoothing == 0.1  # type: ignore[attr-defined]
+    (tmp_path / "config.yaml").write_text(smoothed.to_yaml(), encoding="utf-8")
+    assert build(schema, file=tmp_path / "config.yaml") == smoothed
+    for both in ({"loss.codebook_smoothing": 0.5, "loss.label_smoothing": 0.1}, {"loss.label_smoothing": 0.2}):
+        with pytest.raises(UsageError, match=r"leave out loss\.label_smoothing"):
+            build(schema, file=tmp_path / "config.yaml", overrides=both)
+
+
 # --- resuming -----------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, Any] = {
