@@ -211,16 +211,21 @@ def forked(
 
 @contextmanager
 def two_ranks(
-    words: Iterable[object], folder: Path, prepare: Callable[[], object] | None = None
+    words: Iterable[object],
+    folder: Path,
+    prepare: Callable[[], object] | None = None,
+    second: Iterable[object] | None = None,
 ) -> Iterator[list[Process]]:
-    """Two processes of one world, without a launcher that would clean up after them; `prepare` is for the second."""
+    """Two processes of one world, without a launcher that would clean up after them. `prepare` is for the second, and
+    so are the words of `second`, if it has words of its own."""
     address = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    own = ((words, None), (words if second is None else second, prepare))
     with ExitStack() as stack:
         yield [
             stack.enter_context(
-                forked(words, folder / f"said-{rank}", own_prepare, RANK=rank, LOCAL_RANK=rank, **address)
+                forked(own_words, folder / f"said-{rank}", own_prepare, RANK=rank, LOCAL_RANK=rank, **address)
             )
-            for rank, own_prepare in enumerate((None, prepare))
+            for rank, (own_words, own_prepare) in enumerate(own)
         ]
 
 

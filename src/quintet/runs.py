@@ -13,13 +13,15 @@ from quintet import config as configs
 from quintet import registry
 from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
+from quintet.common.weights.loading import Weights
 from quintet.config import RunConfig
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_frozen, open_pipeline, read_weights
+from quintet.training import prepare
+from quintet.training.edits import edited_keys
 from quintet.training.engine import may_be_restarted
 from quintet.training.run_folder import Run, next_folder
-from quintet.training.session import Weights
 from quintet.training.task import Task
 from quintet.training.trainer import Trainer
 
@@ -62,6 +64,7 @@ def _restarted_trainer(config: RunConfig, folder: Path, silent: bool) -> Trainer
         config = task_in(folder, config.changed({name: known for name, (_, known) in references.items()})).config
         derived = {"train.steps"} if config.train.epochs is not None else set()
         derived |= {"optim.decay_steps"} if config.optim.decay_steps is None else set()
+        derived |= {"optim.decay_extensions"} if not config.optim.decay_extensions else set()
         changes = configs.differences(old, config).items()
         overrides = {key: new for key, (_, new) in changes if key not in derived}
     return resumed_trainer(folder, overrides, silent=silent)
@@ -88,10 +91,13 @@ def _refuse_other_frozen(frozen: Mapping[str, Pipeline[Any]], start: Pipeline[An
 def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = False, silent: bool = False) -> Trainer:
     """A trainer that resumes a run from its newest valid checkpoint, or from the start if there is none.
 
-    `force` allows changed keys, changed data and another version of quintet.
+    `force` allows changed keys, an edited `config.yaml`, changed data and another version of quintet.
     """
     run = Run.open(folder)
     old = registry.read_config(run.config_file)
+    edits = edited_keys(run, old, force)
+    if "optim.decay_steps" in overrides and old.optim.decay_extensions:
+        overrides = {"optim.decay_extensions": [], **overrides}  # another end replaces them; refused unless forced
     new = old.changed(overrides)
     if not force:
         configs.refuse_changes(old, new)
@@ -99,6 +105,7 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
     has_checkpoint = bool(saved)
     if has_checkpoint and "train.steps" in overrides and new.train.steps < checkpoint.step_of(saved[-1]):
         raise UsageError(f"train.steps={new.train.steps}, but {folder} is at step {checkpoint.step_of(saved[-1])}")
+    new = prepare.extend_schedule(old, new, checkpoint.step_of(saved[-1]) if saved else 0)
     latest = run.checkpoints / "latest"
     if not has_checkpoint and latest.exists():
         raise UsageError(
@@ -108,6 +115,8 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
         )
     init = initial_weights(new) if new.init and not has_checkpoint else None
     trainer = Trainer(task_in(folder, new), run, resume=True, force=force, init=init, silent=silent)
+    for key, (before, after) in edits.items():
+        trainer.print(f"edited in {run.config_file}: {key}: {before!r} -> {after!r}")
     for key, (before, after) in configs.differences(old, new).items():
         trainer.print(f"changed: {key}: {before!r} -> {after!r}")
     return trainer

@@ -22,6 +22,7 @@ from quintet.config import RunConfig
 from quintet.errors import CheckpointError, RunError, UsageError
 from quintet.registry import read_config
 from quintet.runs import initial_weights, task_in
+from quintet.training.edits import edited_keys
 from quintet.training.prepare import changed_data, open_splits
 from quintet.training.run_folder import Run
 from quintet.training.state import Progress, environment
@@ -79,7 +80,9 @@ def _replay(run: Run, start: int | None, end: int | None, valid: list[int]) -> V
     if start >= end:
         raise UsageError(f"--from {start} must be before --to {end}")
     target = checkpoint.folder_of(run.checkpoints, end)
-    moved = read_config(run.config_file).data  # the folders may have moved since; the items must be the same
+    current = read_config(run.config_file)
+    edited_keys(run, current)
+    moved = current.data  # the folders may have moved since; the items must be the same
     config = read_config(target / "config.yaml").changed(
         {"data.path": moved.path, "data.validation_path": moved.validation_path}
     )
@@ -117,10 +120,18 @@ def _check_comparable(run: Run, config: RunConfig, meta: Mapping[str, Any], star
     if start:
         before = read_config(checkpoint.folder_of(run.checkpoints, start) / "config.yaml")
         changed = [key for key in configs.differences(before, config) if not key.startswith(HARMLESS)]
+        if _extends_later(before, config, start):
+            changed.remove("optim.decay_extensions")
         if changed:
             raise UsageError(
                 f"{', '.join(changed)} changed after step {start}; choose other steps with --from and --to"
             )
+
+
+def _extends_later(before: RunConfig, after: RunConfig, start: int) -> bool:
+    """Whether the schedule was stretched after step `start`: the learning rates before that are the same."""
+    ours, theirs = before.optim.decay_extensions, after.optim.decay_extensions
+    return ours != theirs and theirs[: len(ours)] == ours and theirs[len(ours)][0] >= start
 
 
 def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int, end: int, folder: Path) -> Trainer:

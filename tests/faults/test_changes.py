@@ -75,6 +75,74 @@ def test_force_cannot_make_other_weights_fit(case: Case, finished: Path, tmp_pat
     ledger("changed-config", 1)
 
 
+def edit(run: Path, key: str, value: object) -> None:
+    """Change a key in the configuration of a run, as an editor does: the other lines stay as they are."""
+    path = run / "config.yaml"
+    section, _, name = key.partition(".")
+    head, start, rest = path.read_text().partition(f"\n{section}:\n")
+    line = next(line for line in rest.splitlines() if line.startswith(f"  {name}: "))
+    path.write_text(head + start + rest.replace(line, f"  {name}: {value}", 1))
+
+
+def test_an_edited_configuration_is_refused_with_the_difference(finished: Path, tmp_path: Path, ledger: Ledger) -> None:
+    run = copied(finished, tmp_path / "run")
+    edit(run, "train.seed", 7)
+    edit(run, "data.num_workers", 1)
+    before = unlocked(run)
+    for words in (("resume", run, "train.steps=14"), ("verify", run)):
+        outcome = quintet(*words)
+        assert outcome.code == 2
+        sentence = error_line(outcome.errors)
+        assert "config.yaml differs from the configuration of the checkpoints (train.seed: 0 -> 7)" in sentence
+        assert "--force" in sentence
+        assert unlocked(run) == before
+    assert "config.yaml was edited; the configuration of the checkpoint is used" in succeed("eval", run).errors
+
+    succeed("resume", run, "train.steps=14", "--force")
+    assert "config.yaml: train.seed: 0 -> 7" in log_text(run)
+    assert "config.yaml: data.num_workers: " in log_text(run)
+    # From now on this is the configuration of the run.
+    succeed("resume", run, "train.steps=15")
+    assert "config.yaml was edited" not in succeed("eval", run).errors
+    ledger("changed-config", 3)
+
+
+def test_a_changed_key_needs_no_checkpoint_to_be_resumed_with(finished: Path, tmp_path: Path, ledger: Ledger) -> None:
+    """A run that is killed after a forced change and before its next checkpoint goes on with that change."""
+    run = copied(finished, tmp_path / "run")
+    succeed("resume", run, "train.steps=14", "optim.lr=0.01", "--force")
+    shutil.rmtree(step_folder(run, 14))
+    succeed("resume", run)
+    assert state(run)["step"] == 14
+    assert yaml.safe_load((step_folder(run, 14) / "config.yaml").read_text())["optim"]["lr"] == 0.01
+    ledger("changed-config", 1)
+
+
+def test_a_run_of_an_earlier_version_is_compared_with_its_checkpoint(
+    finished: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    """Its configuration has no hash."""
+    run = copied(finished, tmp_path / "run")
+    shutil.copy(step_folder(run, 12) / "config.yaml", run / "config.yaml")
+    succeed("resume", run, "train.steps=13")
+    shutil.copy(step_folder(run, 12) / "config.yaml", run / "config.yaml")
+    edit(run, "ema.decay", 0.5)
+    assert "ema.decay: " in error_line(quintet("resume", run, "train.steps=14").errors)
+    ledger("changed-config", 1)
+
+
+def test_an_edited_configuration_without_a_checkpoint_is_refused(
+    finished: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    run = copied(finished, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    edit(run, "train.seed", 7)
+    outcome = quintet("resume", run)
+    assert outcome.code == 2
+    assert "config.yaml was edited or damaged after the run started" in error_line(outcome.errors)
+    ledger("changed-config", 1)
+
+
 def test_changed_data_is_refused_and_can_be_forced(
     recipe: str, case: Case, data: Path, finished: Path, tmp_path: Path, ledger: Ledger
 ) -> None:

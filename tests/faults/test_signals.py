@@ -19,6 +19,7 @@ from helpers import (
     forked,
     last_step,
     log_text,
+    metrics,
     quintet,
     state,
     steps_saved,
@@ -267,7 +268,9 @@ def test_a_time_limit_stops_a_run_that_can_go_on(unending: Words, straight: Path
     stopped = state(run)
     assert stopped["status"] == "stopped"
     assert stopped["step"] == last_step(run) == steps_saved(run)[-1] == 1
-    assert f"continue with `quintet resume {run}`" in outcome.errors
+    assert f"stopped at step 1 by train.minutes=1e-06; continue with `quintet resume {run}`" in outcome.errors
+    assert any("validation" in name for row in metrics(run) for name in row)
+    assert (run / "samples" / "step-00000001" / "samples.jsonl").is_file()
 
     succeed("resume", run, "train.minutes=null")
 

@@ -22,6 +22,7 @@ from helpers import (
     python,
     quintet,
     state,
+    step_folder,
     steps_saved,
     succeed,
     tensor_hashes,
@@ -236,6 +237,42 @@ def test_a_longer_run_by_resuming(trained: Path, tmp_path: Path) -> None:
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["steps"] == 14
     # The rows of the first part are still there, each once.
     assert [row["step"] for row in metrics(run) if "train/lr" in row] == [*range(1, 13), 14]
+
+
+def test_a_longer_run_stretches_a_schedule_that_has_ended(trained: Path, tmp_path: Path) -> None:
+    run, broken = copied(trained, tmp_path / "run"), copied(trained, tmp_path / "broken")
+    more = ("train.steps=16", "checkpoint.every=2", "checkpoint.keep=100")
+    said = succeed("resume", run, *more).errors
+    assert "the learning rate schedule, which ended at step 12, is stretched to step 16" in said
+    rates = [row["train/lr"] for row in metrics(run) if "train/lr" in row]
+    assert [rate > 0 for rate in rates] == [True] * 16
+    assert rates[12] > rates[13] > rates[14] > rates[15]
+
+    # It is resumed as exactly as before, and a second time; each part is reproduced, and so is the whole.
+    succeed("resume", broken, *more)
+    for step in (14, 16):
+        shutil.rmtree(step_folder(broken, step))
+    succeed("resume", broken)
+    assert tensor_hashes(broken, 16) == tensor_hashes(run, 16)
+    succeed("resume", run, "train.steps=18")
+    assert yaml.safe_load((run / "config.yaml").read_text())["optim"]["decay_extensions"] == [[12, 16], [16, 18]]
+    for words, steps in (((), "16 to 18"), (("--from", 0), "0 to 18"), (("--from", 8, "--to", 14), "8 to 14")):
+        assert f"reproduced: steps {steps}," in succeed("verify", run, *words).output
+
+
+@pytest.mark.parametrize("keys", ["optim.schedule=constant", "optim.final_lr=1e-5"])
+def test_a_longer_run_keeps_a_schedule_that_goes_on(keys: str, pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_tiny(pictures, run, keys, "train.steps=2")
+    assert "stretched" not in succeed("resume", run, "train.steps=3").errors
+    assert yaml.safe_load((run / "config.yaml").read_text())["optim"]["decay_extensions"] == []
+
+
+def test_a_run_that_ends_before_its_discriminator_starts_is_warned_about(pictures: Path, tmp_path: Path) -> None:
+    said = train_tiny(pictures, tmp_path / "run", "train.steps=2", "ema.start=7").errors
+    assert "warning: loss.discriminator_start=4, and the run ends at step 2 (train.steps): the discriminator is" in said
+    assert "warning: ema.start=7" in said
+    assert "warning" not in succeed("resume", tmp_path / "run", "train.steps=8").errors
 
 
 def test_resuming_a_finished_run_changes_nothing(trained: Path, tmp_path: Path) -> None:

@@ -180,8 +180,8 @@ def test_folder_of_images_trains(tmp_path: Path) -> None:
         (("model.code_patch_size=[3,2,2]",), "a token may not span several latent frames"),
         (("model.code_patch_size=[1,3,2]",), "does not divide model.grid"),
         (
-            ("loss.codebook_smoothing=0.5",),
-            "loss.codebook_smoothing replaces label smoothing: set loss.label_smoothing=0",
+            ("loss.codebook_smoothing=0.5", "loss.label_smoothing=0.1"),
+            "loss.codebook_smoothing=0.5 replaces label smoothing: leave out loss.label_smoothing=0.1, or set it to 0",
         ),
         (("loss.codebook_smoothing=-1", "loss.label_smoothing=0"), "loss.codebook_smoothing"),
         (("model.text=word",), "choose bytes, words, classes, vectors, none, or hf:PATH_OR_NAME"),

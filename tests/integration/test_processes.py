@@ -135,6 +135,37 @@ def test_a_run_of_two_processes_resumes_exactly(pictures: Path, tmp_path: Path) 
     assert steps_saved(parts)[-1] == 14
 
 
+def test_processes_with_other_keys_or_data_are_refused_by_all_with_the_difference(
+    pictures: Path, tmp_path: Path
+) -> None:
+    fewer, run = tmp_path / "fewer", tmp_path / "run"
+    shutil.copytree(pictures, fewer)
+    for number in range(10, 20):
+        (fewer / "images" / f"{number:05d}.png").unlink()
+    begin = ("--out", run, *TINY)
+    first = ("train", "vqgan", pictures, *begin)
+    second = ("train", "vqgan", fewer, *begin, "optim.lr=0.01", "train.seed=1")
+    with two_ranks(first, tmp_path, second=second) as ranks:
+        assert [rank.end() for rank in ranks] == [2, 2], ranks[0].seen + ranks[1].seen
+
+    for rank in ranks:
+        line = error_line(rank.seen)
+        assert "optim.lr is 0.0003 on rank 0 and 0.01 on rank 1" in line
+        assert "train.seed is 0 on rank 0 and 1 on rank 1" in line
+        assert "00010.png" in line
+        assert "data.path" not in line
+    assert not run.exists()
+
+
+def test_processes_may_differ_in_folders_and_resources(pictures: Path, tmp_path: Path) -> None:
+    shutil.copytree(pictures, tmp_path / "copy")
+    begin = ("--out", tmp_path / "run", *TINY, "train.steps=2")
+    own = ("data.num_workers=0", "engine.threads=1", f"data.cache_dir={tmp_path / 'cache'}", "log.name=second")
+    second = ("train", "vqgan", tmp_path / "copy", *begin, *own)
+    with two_ranks(("train", "vqgan", pictures, *begin), tmp_path, second=second) as ranks:
+        assert [rank.end() for rank in ranks] == [0, 0], ranks[0].seen + ranks[1].seen
+
+
 @pytest.mark.parametrize("signalled", [[0], [1], [0, 1]], ids=["first", "second", "both"])
 def test_a_signal_to_any_process_stops_all_with_a_checkpoint(
     signalled: list[int], pictures: Path, tmp_path: Path
@@ -149,6 +180,8 @@ def test_a_signal_to_any_process_stops_all_with_a_checkpoint(
     assert codes == [128 + signal.SIGTERM if number in signalled else 0 for number in range(2)], ranks[0].seen
     assert state(run)["status"] == "stopped"
     assert steps_saved(run)[-1] == state(run)["step"]
+    cause = "SIGTERM" if 0 in signalled else "a signal to another process"
+    assert f"stopped at step {state(run)['step']} by {cause}" in log_text(run)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
@@ -104,6 +105,8 @@ def vqgan_configs(draw: st.DrawFn) -> VQGanConfig:
     sides = st.integers(1, 40).map(lambda codes: codes * factor)
     tree["model"]["layers"] = factor.bit_length() - 1
     tree["model"]["image_size"] = draw(sides | st.tuples(sides, sides))
+    ends = draw(st.lists(st.integers(0, 2**40), unique=True).map(sorted))
+    tree["optim"]["decay_extensions"] = [*pairwise(ends)]
     tree["train"]["batch_size"] = tree["train"]["grad_accum_steps"] * draw(st.integers(1, 64))
     return configs.validate(VQGanConfig, tree)
 
@@ -383,6 +386,38 @@ def test_a_file_of_another_recipe_is_refused(tmp_path: Path) -> None:
         build(VQGanConfig, file=file)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("preset", ["debug", "small", "base"])
+def test_a_preset_reaches_every_step_that_it_names(recipe: str, preset: str) -> None:
+    assert build(RECIPES[recipe].config_class(), preset=preset).unreached_keys() == {}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_key_that_names_a_step_after_the_end_is_reported(recipe: str) -> None:
+    config = build(RECIPES[recipe].config_class(), preset="debug", overrides={"train.steps": 10})
+    plain = {"optim.warmup_steps": 0, "ema.start": 0, "ema.every": 1}
+    adversarial = hasattr(getattr(config, "loss", None), "discriminator_start")
+    plain |= {"loss.discriminator_start": 2, "loss.discriminator_ramp": 8} if adversarial else {}
+    assert config.changed(plain).unreached_keys() == {}
+    late = {"optim.warmup_steps": 10, "ema.start": 10, "ema.every": 10}
+    late |= {"loss.discriminator_start": 10, "loss.discriminator_ramp": 9} if adversarial else {}
+    for key, value in late.items():
+        assert config.changed({**plain, key: value}).unreached_keys().keys() == {key}
+
+
+@pytest.mark.parametrize("recipe", ["muse", "phenaki"])
+def test_codebook_smoothing_replaces_label_smoothing_by_itself(recipe: str, tmp_path: Path) -> None:
+    schema = RECIPES[recipe].config_class()
+    smoothed: Any = build(schema, preset="debug", overrides={"loss.codebook_smoothing": 0.5})
+    assert smoothed.loss.label_smoothing == 0
+    assert build(schema, preset="debug", overrides={"loss.codebook_smoothing": 0}).loss.label_smoothing == 0.1  # type: ignore[attr-defined]
+    (tmp_path / "config.yaml").write_text(smoothed.to_yaml(), encoding="utf-8")
+    assert build(schema, file=tmp_path / "config.yaml") == smoothed
+    for both in ({"loss.codebook_smoothing": 0.5, "loss.label_smoothing": 0.1}, {"loss.label_smoothing": 0.2}):
+        with pytest.raises(UsageError, match=r"leave out loss\.label_smoothing"):
+            build(schema, file=tmp_path / "config.yaml", overrides=both)
+
+
 # --- resuming -----------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, Any] = {
@@ -434,7 +469,7 @@ def test_a_resumed_run_may_change_other_keys() -> None:
     assert configs.differences(old, old.changed(allowed)).keys() == allowed.keys()
 
 
-OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [])
+OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [], [[1, 2]])
 
 
 def with_another_value(config: RunConfig, key: str) -> RunConfig | None:

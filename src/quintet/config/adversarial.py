@@ -21,6 +21,15 @@ class AdversarialLossConfig(Section):
     def is_adversarial(self, step: int) -> bool:
         return self.discriminator and step >= self.discriminator_start
 
+    def unreached(self, steps: int) -> dict[str, str]:
+        if not self.discriminator:
+            return {}
+        if self.discriminator_start >= steps:
+            return {"discriminator_start": "the discriminator is never trained, and there is no adversarial loss"}
+        if self.discriminator_start + self.discriminator_ramp > steps:
+            return {"discriminator_ramp": "the adversarial loss never reaches its full weight"}
+        return {}
+
     def adversarial_ramp(self, step: int) -> float:
         """Factor from 0 to 1 of the adversarial weight: linear after `discriminator_start`.
 

@@ -3,7 +3,8 @@ quick."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -124,8 +125,8 @@ class MaskGitLossConfig(Section):
     codebook_smoothing: float = Field(
         0.0,
         ge=0,
-        description="Spread targets over similar codebook entries instead of loss.label_smoothing: width of the kernel "
-        "in median squared distances between nearest neighbours; 0 disables it.",
+        description="Spread targets over similar codebook entries instead of loss.label_smoothing, which is then 0: "
+        "width of the kernel in median squared distances between nearest neighbours; 0 disables it.",
     )
     critic: bool = Field(
         False, description="Also train a token critic, which decides which tokens to mask again during decoding."
@@ -134,6 +135,14 @@ class MaskGitLossConfig(Section):
         None,
         description="Train only the generator or only the critic (which needs --init RUN); null trains both.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _replace_label_smoothing(cls, values: Any) -> Any:
+        """Codebook smoothing replaces the default of label smoothing, but not a value that was given."""
+        if isinstance(values, Mapping) and values.get("codebook_smoothing"):
+            return {"label_smoothing": 0.0, **values}
+        return values
 
 
 class MaskGitOptimConfig(OptimConfig):
@@ -159,5 +168,8 @@ class MaskGitRunConfig(RunConfig):
         if self.loss.train_only == "critic" and not (self.loss.critic or self.model.self_critic):
             raise ValueError("loss.train_only=critic needs a critic: loss.critic=true or model.self_critic=true")
         if self.loss.codebook_smoothing and self.loss.label_smoothing:
-            raise ValueError("loss.codebook_smoothing replaces label smoothing: set loss.label_smoothing=0")
+            raise ValueError(
+                f"loss.codebook_smoothing={self.loss.codebook_smoothing:g} replaces label smoothing: leave out "
+                f"loss.label_smoothing={self.loss.label_smoothing:g}, or set it to 0"
+            )
         return self

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from quintet.config.data import DataConfig
 from quintet.config.options import GenerateOptions
@@ -37,7 +37,7 @@ class TrainConfig(Section):
     minutes: float | None = Field(
         None,
         gt=0,
-        description="Time limit of this process, in minutes: it saves a checkpoint and stops. null sets no limit.",
+        description="Time limit of this process, in minutes: it validates, saves, samples and stops; null: no limit.",
     )
     batch_size: int = Field(
         16, gt=0, description="Global batch size: items per optimizer step, over all processes and micro-batches."
@@ -108,6 +108,24 @@ class OptimConfig(OptimizerConfig):
         gt=0,
         description="Step at which the learning rate schedule ends; null sets it to `train.steps` when the run starts.",
     )
+    decay_extensions: tuple[tuple[NonNegativeInt, PositiveInt], ...] = Field(
+        (),
+        description="Pairs [A, B], added when a run is resumed beyond the end of its schedule: from step A on, the "
+        "schedule ends at step B instead of `optim.decay_steps`.",
+    )
+
+    @field_validator("decay_extensions")
+    @classmethod
+    def _check_extensions(cls, extensions: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        starts = [start for start, _ in extensions]
+        if starts != sorted(set(starts)) or any(start >= end for start, end in extensions):
+            raise ValueError("give pairs [A, B] with A before B, in ascending order of A")
+        return extensions
+
+    def decay_end(self, step: int) -> int | None:
+        """The end of the schedule that a step follows."""
+        ends = [end for start, end in self.decay_extensions if start <= step]
+        return ends[-1] if ends else self.decay_steps
 
     def for_phase(self, override: PhaseOptimConfig | None = None) -> OptimizerConfig:
         """The optimizer keys of one phase: those of `optim`, overridden by the phase's own."""
@@ -237,6 +255,21 @@ class RunConfig(Section):
                 f"train.grad_accum_steps={self.train.grad_accum_steps}"
             )
         return self
+
+    def unreached_keys(self) -> dict[str, str]:
+        """Keys that name a step after the end of the run, each with what therefore never happens."""
+        steps, ema = self.train.steps, self.ema
+        loss = getattr(self, "loss", None)
+        found = (
+            {f"loss.{key}": text for key, text in loss.unreached(steps).items()} if isinstance(loss, Section) else {}
+        )
+        if self.optim.warmup_steps >= steps:
+            found["optim.warmup_steps"] = "the learning rate never reaches optim.lr"
+        if ema.enabled and ema.start >= steps:
+            found["ema.start"] = "the weights are never averaged"
+        elif ema.enabled and ema.every > 1 and ema.start + ema.every >= steps:
+            found["ema.every"] = "the averaged weights are those of one early step"
+        return found
 
     def changed(self, overrides: Mapping[str, Any]) -> Self:
         """A copy with some dotted keys replaced, validated again."""

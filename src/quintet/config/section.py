@@ -21,6 +21,11 @@ class Section(BaseModel):
         extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
     )
 
+    def unreached(self, steps: int) -> dict[str, str]:
+        """Keys of this section that name a step which a run of `steps` steps does not reach, each with what therefore
+        never happens; for a warning."""
+        return {}
+
 
 SectionT = TypeVar("SectionT", bound=Section)
 

@@ -13,7 +13,7 @@ from quintet import registry
 from quintet.common.logging import say
 from quintet.common.weights import checkpoint, pretrained
 from quintet.common.weights.loading import load_module, read_meta
-from quintet.common.weights.run_reader import check_run
+from quintet.common.weights.run_reader import CONFIG_FILE, check_run, was_edited
 from quintet.config import RunConfig
 from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
@@ -61,10 +61,12 @@ def _build(config: RunConfig, frozen: Frozen, origin: Origin) -> Pipeline[Any]:
 def _open_run(folder: Path, which: str) -> Pipeline[Any]:
     check_run(folder)
     chosen, problems = choose_checkpoint(folder, which)
-    config = registry.read_config(chosen / "config.yaml")
+    config = registry.read_config(chosen / CONFIG_FILE)
     step = read_meta(chosen, config.recipe)["step"]
     for problem in problems:
         say(f"skipped a damaged checkpoint: {problem}")
+    if was_edited(folder):
+        say(f"{folder / CONFIG_FILE} was edited; the configuration of the checkpoint is used ({chosen / CONFIG_FILE})")
     pipeline = _build(config, open_frozen(config, folder), Origin(folder, step))
     for name, module in pipeline.modules.items():
         load_module(module, chosen, AVERAGED + name if _is_averaged(chosen, name) else name)

@@ -189,9 +189,10 @@ def learning_rate(config: OptimConfig, step: int) -> float:
     if step < config.warmup_steps:
         fraction = (step + 1) / (config.warmup_steps + 1)
         return config.initial_lr + (config.lr - config.initial_lr) * fraction
-    if config.schedule == "constant" or config.decay_steps is None:
+    end = config.decay_end(step)
+    if config.schedule == "constant" or end is None:
         return config.lr
-    progress = min(1.0, (step - config.warmup_steps) / max(1, config.decay_steps - config.warmup_steps))
+    progress = min(1.0, (step - config.warmup_steps) / max(1, end - config.warmup_steps))
     if config.schedule == "cosine":
         progress = (1 - math.cos(math.pi * progress)) / 2
     return config.lr + (config.final_lr - config.lr) * progress

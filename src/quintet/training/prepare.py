@@ -12,7 +12,7 @@ import quintet
 from quintet.common.batch import Dataset
 from quintet.common.device import own_device
 from quintet.common.weights import checkpoint
-from quintet.config import RunConfig
+from quintet.config import RunConfig, flatten
 from quintet.data.index.entry import no_training_items
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
@@ -125,10 +125,47 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
     return config.changed(resolved) if resolved else config
 
 
+def extend_schedule(old: RunConfig, new: RunConfig, step: int) -> RunConfig:
+    """Stretch the schedule of a run that is resumed at `step` with a larger `train.steps`, if the learning rate would
+    be 0 at its new end; see docs/decisions/0030-longer-runs-stretch-their-schedule.md."""
+    if new.train.steps <= old.train.steps or not ends_with_zero_lr(new, step):
+        return new
+    kept = [pair for pair in new.optim.decay_extensions if pair[0] < step]
+    return new.changed({"optim.decay_extensions": [*kept, (step, new.train.steps)]})
+
+
 def ends_with_zero_lr(config: RunConfig, step: int) -> bool:
     """Whether the run continues past the end of a schedule that decays to a learning rate of 0."""
-    decay_steps, steps = config.optim.decay_steps, config.train.steps
-    return decay_steps is not None and step < steps > decay_steps and not learning_rate(config.optim, steps - 1)
+    steps = config.train.steps
+    end = config.optim.decay_end(steps - 1)
+    return end is not None and step < steps > end and not learning_rate(config.optim, steps - 1)
+
+
+def schedule_notes(config: RunConfig, step: int) -> list[str]:
+    """What a user should know about the schedules before step `step` is trained."""
+    optim, steps = config.optim, config.train.steps
+    notes = []
+    if step < steps and optim.decay_extensions and optim.decay_extensions[-1][0] == step:
+        before = optim.decay_end(step - 1)
+        notes.append(
+            f"the learning rate schedule, which ended at step {before}, is stretched to step "
+            f"{optim.decay_end(step)}: the learning rate goes on at {learning_rate(optim, step):.3g}"
+        )
+    if ends_with_zero_lr(config, step):
+        notes.append(
+            f"warning: the schedule ends at step {optim.decay_end(steps - 1)} (optim.decay_steps), and the learning "
+            "rate is 0 from there on (optim.final_lr)"
+        )
+    return notes
+
+
+def unreached_notes(config: RunConfig) -> list[str]:
+    """A warning for each key that names a step which the run does not reach."""
+    values = flatten(config.model_dump(mode="json"))
+    return [
+        f"warning: {key}={values[key]}, and the run ends at step {config.train.steps} (train.steps): {consequence}"
+        for key, consequence in config.unreached_keys().items()
+    ]
 
 
 def data_record(splits: Splits) -> dict[str, Any]:

@@ -9,13 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from quintet.common.weights import checkpoint
 from quintet.config import RunConfig, build, data_path, refuse_changes
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_pipeline
+from quintet.training.edits import edited_keys
 from quintet.training.options import POSITIVE, Kind, expanded_signature, keys_from, known_options
-from quintet.training.prepare import frozen_to_device
+from quintet.training.prepare import extend_schedule, frozen_to_device
 from quintet.training.run_folder import Run, next_folder
 from quintet.training.task import Task
 from quintet.training.trainer import Trainer
@@ -148,6 +150,8 @@ def _resumed_config(schema: type[RunConfig], run: Run, keys: Mapping[str, Any]) 
 
     The references to frozen models stay as saved; their hashes show whether they are the same models."""
     saved = build(schema, file=run.config_file)
+    edited_keys(run, saved)
     changed = saved.changed(keys)
     refuse_changes(saved, changed)
-    return changed
+    steps = checkpoint.steps(run.checkpoints)
+    return extend_schedule(saved, changed, checkpoint.step_of(steps[-1]) if steps else 0)

@@ -23,7 +23,7 @@ from quintet.common import files
 from quintet.common.processes import is_alive
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import Contents
-from quintet.common.weights.run_reader import CONFIG_FILE, check_run
+from quintet.common.weights.run_reader import CONFIG_FILE, check_run, with_hash
 from quintet.config import RunConfig
 from quintet.errors import RunError, UsageError
 
@@ -126,7 +126,7 @@ class Run:
                 if not (self.folder / name).exists():
                     checkpoint.write_folder(self.folder / name, contents)
             self.write_json(self.data_file, data)
-            files.replace_text(self.config_file, config.to_yaml())
+            files.replace_text(self.config_file, with_hash(config.to_yaml()))
         except OSError as error:
             raise RunError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.batch import Batch
 from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
-from quintet.common.weights.loading import copy_tensors
+from quintet.common.weights.loading import Weights, copy_tensors
 from quintet.config import RunConfig
 from quintet.data.splits import Splits
 from quintet.errors import RunError, UsageError
 from quintet.training import prepare
+from quintet.training.agreement import check_agreement
 from quintet.training.display import Display
 from quintet.training.engine import Engine
 from quintet.training.guard import NonFiniteGuard, Saver
@@ -31,9 +31,6 @@ from quintet.training.run_folder import Run
 from quintet.training.signals import StopRequest
 from quintet.training.state import TrainingState, environment
 from quintet.training.task import Task
-
-Weights = Mapping[str, Mapping[str, Tensor]]
-"""Module name to state dict."""
 
 
 class TrainingSession:
@@ -69,6 +66,8 @@ class TrainingSession:
         if self.engine.watchdog is not None:
             self.engine.watchdog.log = run.write_log_if_run
         self.config = task.config = config if resume else prepare.resolve(config, len(self.splits.train))
+        check_agreement(self.engine, task, self.config, self.splits, init)
+        self.has_own_schedule = lr_schedule is not None
         self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
         self.engine.to_device(task.modules)
         self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)

@@ -15,17 +15,34 @@ class StopRequest:
 
     def __init__(self, minutes: float | None = None) -> None:
         self.received: signal.Signals | None = None
+        self.minutes = minutes
+        self._by_signal = self._by_time = False
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self._previous: dict[signal.Signals, Any] = {}
 
     @property
-    def requested(self) -> bool:
-        """Whether a signal was received or the time limit is reached."""
-        return self.received is not None or self.out_of_time
-
-    @property
     def out_of_time(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def agree(self, any_signal: bool, any_out_of_time: bool) -> None:
+        """Record what all ranks agreed on at the end of a step: whether any of them has a reason to stop."""
+        self._by_signal, self._by_time = any_signal, any_out_of_time
+
+    @property
+    def agreed(self) -> bool:
+        return self._by_signal or self._by_time
+
+    @property
+    def leaves_time(self) -> bool:
+        """Whether the run stops at its time limit, and may validate and sample; after a signal it must exit soon."""
+        return self._by_time and not self._by_signal
+
+    @property
+    def cause(self) -> str:
+        """Why the run stops."""
+        if self.received is not None:
+            return self.received.name
+        return f"train.minutes={self.minutes:g}" if self.leaves_time and self.minutes else "a signal to another process"
 
     def __enter__(self) -> StopRequest:
         try:

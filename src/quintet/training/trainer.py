@@ -4,7 +4,7 @@ One step:
 
     micro-batches of step s                           a pure function of (seed, s): training/order.py
     task.backward(micro_batches)                      per micro-batch one forward, then each phase's loss and backward
-    flags = any rank's [non-finite, stop requested]   the only device read in a step
+    flags = any rank's [non-finite, signal, time limit]   the only device read in a step
     if finite:
         per phase: clip gradients, set learning rate, optimizer step
         task.after_step(statistics)                   codebook updates and the like, from the global batch
@@ -40,7 +40,7 @@ from quintet.training.guard import largest_moment
 from quintet.training.metrics import Stopwatch, make_trackers
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.phase import Modules
-from quintet.training.prepare import data_record, ends_with_zero_lr
+from quintet.training.prepare import data_record, schedule_notes, unreached_notes
 from quintet.training.session import TrainingSession
 from quintet.training.signals import StopRequest
 
@@ -67,18 +67,16 @@ class Trainer(TrainingSession):
         if self.engine.is_main and not self.trackers:
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
-        if ends_with_zero_lr(self.config, self.step):
-            self.print(
-                f"warning: the schedule ends at step {self.config.optim.decay_steps}, and the learning rate is 0 from "
-                f"there on; resume with optim.decay_steps={self.config.train.steps} and --force to extend it"
-            )
+        if self.step < self.config.train.steps:
+            for note in [*unreached_notes(self.config), *self._schedule_notes()]:
+                self.print(note)
         self.stopwatch = Stopwatch()
         stopped = False
         try:
             self._write_state("running")
             while self.step < self.config.train.steps and not stopped:
                 logs = self.train_step()
-                stopped = bool(logs.pop("stop_requested"))
+                stopped = bool(logs.pop("stop_requested")) and self.step < self.config.train.steps
                 logs.update(self._run_callbacks(final=stopped or self.step == self.config.train.steps))
                 if log_fn is not None:
                     log_fn(logs)
@@ -97,8 +95,12 @@ class Trainer(TrainingSession):
                 self.run.best_effort_write(type(tracker).__name__, tracker.close)
             self.trackers = []
         if stopped:
-            cause = self._stop.received.name if self._stop.received else "another process or the time limit"
-            self.print(f"stopped at step {self.step} by {cause}; continue with `quintet resume {self.run.folder}`")
+            self.print(
+                f"stopped at step {self.step} by {self._stop.cause}; continue with `quintet resume {self.run.folder}`"
+            )
+
+    def _schedule_notes(self) -> list[str]:
+        return [] if self.has_own_schedule else schedule_notes(self.config, self.step)
 
     def train_step(self) -> Logs:
         """One optimizer step. Returns the loss parts as tensors on the device."""
@@ -118,7 +120,9 @@ class Trainer(TrainingSession):
         moments = [moment for state in active if (moment := largest_moment(state.optimizer)) is not None]
         values = [*report.metrics.values(), *norms.values(), *moments]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
-        nonfinite, stop_requested = self.engine.any_rank(~finite, self._stop.requested)
+        signalled = self._stop.received is not None
+        nonfinite, *reasons = self.engine.any_rank(~finite, signalled, self._stop.out_of_time)
+        self._stop.agree(*reasons)
         if not nonfinite:
             self._apply(norms, report.statistics, step)
         computed = time.perf_counter()
@@ -132,7 +136,7 @@ class Trainer(TrainingSession):
             self.state.progress.bad_steps_in_a_row = 0
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
         self.stopwatch.step(waiting=ready - began, computing=computed - ready)
-        return {**report.metrics, "step": self.step, "stop_requested": stop_requested}
+        return {**report.metrics, "step": self.step, "stop_requested": self._stop.agreed}
 
     def _apply(self, norms: Mapping[str, Tensor], statistics: Statistics, step: int) -> None:
         """Apply an accepted step: optimizers, then `after_step`, then the EMA."""
@@ -157,9 +161,8 @@ class Trainer(TrainingSession):
         self.display.update(step)
         if step % config.log.every == 0 or final:
             logs.update(self._log())
-        validates, samples = (
-            step % section.every == 0 or step == config.train.steps for section in (config.eval, config.sample)
-        )
+        last = step == config.train.steps or self._stop.leaves_time
+        validates, samples = (step % section.every == 0 or last for section in (config.eval, config.sample))
         # Not during non-finite steps: a rollback restores the newest checkpoint.
         due = step % config.checkpoint.every == 0 or self._save_postponed
         self._save_postponed = due and self.state.progress.bad_steps_in_a_row > 0
@@ -172,10 +175,10 @@ class Trainer(TrainingSession):
                 validates = samples = False
             if validates:
                 logs.update(self._validate())
+            if saves:  # before the samples, which may take long
+                self.saver.save(final)
             if samples:
                 logs.update(self._sample())
-            if saves:
-                self.saver.save(final)
         return logs
 
     def _log(self) -> dict[str, float]:

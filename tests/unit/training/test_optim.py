@@ -39,6 +39,17 @@ def schedule(**keys: Any) -> Callable[[int], float]:
     return lambda step: learning_rate(config, step)
 
 
+def test_a_stretched_schedule_is_the_longer_one_from_its_step_on() -> None:
+    short, long, stretched = (
+        schedule(decay_steps=100),
+        schedule(decay_steps=200),
+        schedule(decay_steps=100, decay_extensions=((100, 150), (120, 200))),
+    )
+    assert [stretched(step) for step in range(100)] == [short(step) for step in range(100)]
+    assert stretched(110) == schedule(decay_steps=150)(110)
+    assert [stretched(step) for step in range(120, 210)] == [long(step) for step in range(120, 210)]
+
+
 @pytest.mark.parametrize("kind", ["constant", "cosine", "linear"])
 @pytest.mark.parametrize("warmup", [1, 10, 99])
 def test_warm_up_is_a_line_that_reaches_the_peak_exactly_at_its_end(kind: str, warmup: int) -> None:

@@ -199,8 +199,8 @@ def _write_manifest(folder: Path, hashed: Mapping[str, str]) -> None:
     (folder / MANIFEST).write_text(f"{lines}{_SELF}{own}\n", encoding="utf-8")
 
 
-def verify(folder: Path) -> None:
-    """Raise CheckpointError unless exactly the listed files exist and all hashes match."""
+def _listed(folder: Path) -> dict[str, str]:
+    """File name to SHA-256, from the manifest; raises CheckpointError if it is damaged."""
     try:
         text = read_regular(folder / MANIFEST).decode("ascii")
     except (OSError, UnicodeDecodeError):
@@ -213,6 +213,21 @@ def verify(folder: Path) -> None:
         raise CheckpointError(f"{folder / MANIFEST} names a file twice")
     if not all(map(_FILE.fullmatch, listed)):
         raise CheckpointError(f"{folder / MANIFEST} lists a name that is not a file of a checkpoint")
+    return listed
+
+
+def newest_file(root: Path, name: str) -> Path | None:
+    """The file `name` of the newest checkpoint in which it is intact; reads no other files. None if there is none."""
+    for folder in reversed(steps(root)):
+        with suppress(CheckpointError, OSError):
+            if _listed(folder).get(name) == hash_file(folder / name):
+                return folder / name
+    return None
+
+
+def verify(folder: Path) -> None:
+    """Raise CheckpointError unless exactly the listed files exist and all hashes match."""
+    listed = _listed(folder)
     inside = sorted(folder.rglob("*"))
     for link in (path for path in inside if path.is_symlink()):
         raise CheckpointError(

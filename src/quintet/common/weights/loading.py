@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from quintet.common.weights import checkpoint
 from quintet.errors import CheckpointError
 
+Weights = Mapping[str, Mapping[str, Tensor]]
+"""Module name to state dict."""
+
 
 def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
     """`meta.json` of a checkpoint; `CheckpointError` if its format or recipe differs."""
@@ -60,9 +63,14 @@ def check_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]
 
 def weights_digest(name: str, model: nn.Module) -> str:
     """SHA-256 of a model's weights and name: models with equal digests encode identically."""
-    tensors = {
+    return tensors_digest(name, model.state_dict())
+
+
+def tensors_digest(name: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors and of the name of their module."""
+    plain = {
         # Converted back, so that the digest does not change when a loaded model is moved to float64.
         key: (tensor.float() if tensor.dtype == torch.float64 else tensor).detach().cpu().contiguous()
-        for key, tensor in model.state_dict().items()
+        for key, tensor in tensors.items()
     }
-    return hashlib.sha256(name.encode() + save(tensors)).hexdigest()
+    return hashlib.sha256(name.encode() + save(checkpoint.unshared(plain))).hexdigest()

@@ -1,7 +1,12 @@
-"""Read-only access to the folder of a run."""
+"""Read-only access to the folder of a run.
+
+The last line of a run's `config.yaml` is a comment with the hash of the lines above it, by which an edited or damaged
+configuration is recognised.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -10,6 +15,27 @@ from quintet.config import read_yaml
 from quintet.errors import CheckpointError, UsageError
 
 CONFIG_FILE = "config.yaml"
+_HASH = "# sha256 of the lines above: "
+
+
+def with_hash(text: str) -> str:
+    """A configuration with the line that `is_as_written` checks."""
+    return f"{text}{_HASH}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def is_as_written(folder: Path) -> bool:
+    """Whether the configuration of a run is as quintet wrote it; False if it has no hash, as in older runs."""
+    text = _config_text(folder)
+    return text == with_hash(text.rpartition(_HASH)[0])
+
+
+def was_edited(folder: Path) -> bool:
+    """Whether the configuration of a run has a hash that does not match."""
+    return _HASH in _config_text(folder) and not is_as_written(folder)
+
+
+def _config_text(folder: Path) -> str:
+    return (folder / CONFIG_FILE).read_bytes().decode("utf-8", errors="replace")
 
 
 def check_run(folder: Path) -> None:
