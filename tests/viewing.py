@@ -133,6 +133,8 @@ class Address:
     """A server that listens."""
 
     port: int
+    server: Any = None
+    """The server itself, if it is in this process."""
 
     def ask(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Reply:
         """The path as it stands, without the tidying that a browser does."""
@@ -192,7 +194,7 @@ def serving(*folders: Path, token: str | None = None, read_only: bool = False) -
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield Address(listener.getsockname()[1])
+        yield Address(listener.getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join()

@@ -33,5 +33,9 @@ class CheckpointError(RunError):
     """A checkpoint is damaged or does not match the model."""
 
 
+class PrunedError(CheckpointError):
+    """A checkpoint was deleted while it was read, by the training that still writes to the run."""
+
+
 class UnreadableItem(Exception):
     """An item of a data set cannot be read; the message is the reason. Training replaces the item and continues."""

@@ -10,9 +10,10 @@ from torch import nn
 from quintet import registry
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Dataset
+from quintet.common.weights.pruning import again_if_pruned
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
-from quintet.pipelines.loading import load_live
+from quintet.pipelines.loading import is_fixed, load_live, open_pipeline
 from quintet.training.engine import Engine
 from quintet.training.evaluate import evaluate, make_artifacts
 from quintet.training.loader import Loader
@@ -20,9 +21,19 @@ from quintet.training.prepare import open_splits
 from quintet.training.task import Task
 
 
+def open_with_live(reference: str) -> tuple[Pipeline[Any], dict[str, nn.Module] | None]:
+    """A pipeline, and the modules with the live weights of the same checkpoint; see `load_live`."""
+
+    def read() -> tuple[Pipeline[Any], dict[str, nn.Module] | None]:
+        pipeline = open_pipeline(reference)
+        return pipeline, load_live(pipeline)
+
+    return again_if_pruned(read, fixed=is_fixed(reference))
+
+
 @dataclass
 class EvalSession:
-    """Evaluates the EMA weights of a pipeline and, if `live` is set, also the live weights."""
+    """Evaluates the EMA weights of a pipeline and, if `live` is set, also these live weights."""
 
     pipeline: Pipeline[Any]
     live: dict[str, nn.Module] | None
@@ -33,7 +44,9 @@ class EvalSession:
     """Loaders of further splits, whose items are used neither for training nor for validation."""
 
     @classmethod
-    def open(cls, pipeline: Pipeline[Any], data: str | None = None, live: bool = False) -> EvalSession:
+    def open(
+        cls, pipeline: Pipeline[Any], data: str | None = None, live: dict[str, nn.Module] | None = None
+    ) -> EvalSession:
         """`data` replaces the data folder of the run; all of its items are then evaluated."""
         if data is not None:
             pipeline = pipeline.with_keys({"data.path": data, "data.validation_path": data})
@@ -41,11 +54,10 @@ class EvalSession:
             builtin = pipeline.origin is not None and pipeline.origin.builtin
             reason = "has no training data" if builtin else "was trained on a data set object in Python"
             raise UsageError(f"{pipeline.reference} {reason}; pass a folder with --data")
-        weights = load_live(pipeline) if live else None
         task_class = registry.find(pipeline.recipe).task_class()
-        task = task_class(pipeline.config, pipeline.frozen, weights or pipeline.modules)
+        task = task_class(pipeline.config, pipeline.frozen, live or pipeline.modules)
         engine = Engine(task.config.engine, task.config.train.seed)
-        for modules in (pipeline.modules, weights or {}):
+        for modules in (pipeline.modules, live or {}):
             engine.to_device(modules)
         splits = open_splits(task)
 
@@ -58,7 +70,7 @@ class EvalSession:
             validation.check_validation()
         else:
             validation.check_readable(f"items of {data}")
-        return cls(pipeline, weights, task, engine, validation, extra)
+        return cls(pipeline, live, task, engine, validation, extra)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of `eval.json` over the full validation set; metrics of the live weights start with `live/`."""

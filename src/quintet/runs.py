@@ -14,10 +14,11 @@ from quintet import registry
 from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import Weights
+from quintet.common.weights.pruning import again_if_pruned
 from quintet.config import RunConfig
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
-from quintet.pipelines.loading import open_frozen, open_pipeline, read_weights
+from quintet.pipelines.loading import is_fixed, open_frozen, open_pipeline, read_weights
 from quintet.training import prepare
 from quintet.training.edits import edited_keys
 from quintet.training.engine import may_be_restarted
@@ -33,9 +34,9 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
         return _restarted_trainer(config, folder, silent)
     # Only rank 0 checks the folder: it may create it before the other ranks get here.
     run = Run.new(folder, config.FROZEN_KEYS) if RankInfo.from_environment().rank == 0 else Run(folder)
-    start = None
+    start, weights = None, None
     if config.init:
-        start = open_start(config)
+        start, weights = _open_start(config)
         # Record the exact checkpoint, so that a restarted run uses the same weights.
         config = config.changed({"init": _origin(start)})
     frozen = open_frozen(config)
@@ -43,7 +44,7 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
     if start is not None:
         _refuse_other_frozen(frozen, start)
     task = make_task(config, frozen)
-    return Trainer(task, run, init=None if start is None else read_weights(start), silent=silent)
+    return Trainer(task, run, init=weights, silent=silent)
 
 
 def _origin(pipeline: Pipeline[Any]) -> str:
@@ -143,9 +144,19 @@ def open_start(config: RunConfig) -> Pipeline[Any]:
     return pipeline
 
 
+def _open_start(config: RunConfig) -> tuple[Pipeline[Any], Weights]:
+    """The pipeline of `--init` and all its weights."""
+
+    def read() -> tuple[Pipeline[Any], Weights]:
+        pipeline = open_start(config)
+        return pipeline, read_weights(pipeline)
+
+    return again_if_pruned(read, fixed=is_fixed(str(config.init)))
+
+
 def initial_weights(config: RunConfig) -> Weights:
     """The weights of `--init`."""
-    return read_weights(open_start(config))
+    return _open_start(config)[1]
 
 
 def task_in(folder: Path, config: RunConfig) -> Task[Any]:

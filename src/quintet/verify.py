@@ -18,8 +18,9 @@ import quintet
 from quintet import config as configs
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import read_meta
+from quintet.common.weights.pruning import again_if_pruned, reading
 from quintet.config import RunConfig
-from quintet.errors import CheckpointError, RunError, UsageError
+from quintet.errors import CheckpointError, PrunedError, RunError, UsageError
 from quintet.registry import read_config
 from quintet.runs import initial_weights, task_in
 from quintet.training.edits import edited_keys
@@ -48,8 +49,11 @@ class Verdict:
 def check_run(folder: Path, start: int | None = None, end: int | None = None) -> Verdict:
     """Verify the hashes of every checkpoint, then replay; `RunError` if a checkpoint is damaged or not reproduced."""
     run = Run.open(folder)
-    valid, problems = _valid_steps(run)
-    verdict = _replay(run, start, end, valid)
+    with tempfile.TemporaryDirectory(prefix="quintet-verify-") as temporary:
+        start, end, valid, problems = again_if_pruned(
+            lambda: _copy_checkpoints(run, start, end, Path(temporary)), start is not None or end is not None
+        )
+        verdict = _replay(run, start, end, Path(temporary))
     if problems:
         raise RunError(f"damaged checkpoints: {'; '.join(problems)}; `quintet resume` would use step {valid[-1]}")
     if verdict.differences:
@@ -66,20 +70,37 @@ def _valid_steps(run: Run) -> tuple[list[int], list[str]]:
     problems: list[str] = []
     for folder in checkpoint.steps(run.checkpoints):
         try:
-            checkpoint.verify(folder)
+            with reading(folder):
+                checkpoint.verify(folder)
             valid.append(checkpoint.step_of(folder))
+        except PrunedError:  # there are newer ones by now
+            return _valid_steps(run)
         except CheckpointError as error:
             problems.append(str(error))
     return valid, problems
 
 
-def _replay(run: Run, start: int | None, end: int | None, valid: list[int]) -> Verdict:
-    """Replay the steps from checkpoint `start` (0: the initial state) to `end`; by default the last two checkpoints."""
+def _copy_checkpoints(
+    run: Run, start: int | None, end: int | None, copies: Path
+) -> tuple[int, int, list[int], list[str]]:
+    """Select both steps and copy their checkpoints, which a training may delete at any time; the steps, and the results
+    of `_valid_steps`. By default these are the last two checkpoints; step 0 is the initial state."""
+    valid, problems = _valid_steps(run)
     end = _select_step(run, valid, end, valid[-1:])
     start = 0 if start == 0 else _select_step(run, valid, start, [step for step in (0, *valid) if step < end][-1:])
     if start >= end:
         raise UsageError(f"--from {start} must be before --to {end}")
-    target = checkpoint.folder_of(run.checkpoints, end)
+    for step in (start, end):
+        source = checkpoint.folder_of(run.checkpoints, step)
+        if step:
+            with reading(source):
+                shutil.copytree(source, copies / source.name, dirs_exist_ok=True)
+    return start, end, valid, problems
+
+
+def _replay(run: Run, start: int, end: int, copies: Path) -> Verdict:
+    """Replay the steps from checkpoint `start` (0: the initial state) to `end`."""
+    target = checkpoint.folder_of(copies, end)
     current = read_config(run.config_file)
     edited_keys(run, current)
     moved = current.data  # the folders may have moved since; the items must be the same
@@ -87,17 +108,16 @@ def _replay(run: Run, start: int | None, end: int | None, valid: list[int]) -> V
         {"data.path": moved.path, "data.validation_path": moved.validation_path}
     )
     meta = read_meta(target, config.recipe)
-    _check_comparable(run, config, meta, start)
-    with tempfile.TemporaryDirectory(prefix="quintet-verify-") as temporary:
-        trainer = _trainer_at(run, config, meta, start, end, Path(temporary) / "replay")
-        try:
-            while trainer.step < end:
-                trainer.train_step()
-        finally:
-            trainer.close()
-        replayed = Path(temporary) / "replayed"
-        checkpoint.write_folder(replayed, trainer.state.contents(1, trainer.splits.fingerprint))
-        return Verdict(start, end, *_compare(replayed, target), _notes(meta))
+    _check_comparable(run, config, meta, checkpoint.folder_of(copies, start) if start else None)
+    trainer = _trainer_at(run, config, meta, start, end, copies)
+    try:
+        while trainer.step < end:
+            trainer.train_step()
+    finally:
+        trainer.close()
+    replayed = copies / "replayed"
+    checkpoint.write_folder(replayed, trainer.state.contents(1, trainer.splits.fingerprint))
+    return Verdict(start, end, *_compare(replayed, target), _notes(meta))
 
 
 def _select_step(run: Run, valid: list[int], step: int | None, default: list[int]) -> int:
@@ -111,21 +131,20 @@ def _select_step(run: Run, valid: list[int], step: int | None, default: list[int
     return selected
 
 
-def _check_comparable(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int) -> None:
+def _check_comparable(run: Run, config: RunConfig, meta: Mapping[str, Any], start: Path | None) -> None:
     if meta.get("world_size") != 1:
         raise UsageError(
             f"{run.folder} was trained by {meta.get('world_size')} processes; a replay in one process agrees only "
             "up to rounding errors, so it cannot be compared byte by byte"
         )
-    if start:
-        before = read_config(checkpoint.folder_of(run.checkpoints, start) / "config.yaml")
+    if start is not None:
+        before = read_config(start / "config.yaml")
         changed = [key for key in configs.differences(before, config) if not key.startswith(HARMLESS)]
-        if _extends_later(before, config, start):
+        if _extends_later(before, config, checkpoint.step_of(start)):
             changed.remove("optim.decay_extensions")
         if changed:
-            raise UsageError(
-                f"{', '.join(changed)} changed after step {start}; choose other steps with --from and --to"
-            )
+            step = checkpoint.step_of(start)
+            raise UsageError(f"{', '.join(changed)} changed after step {step}; choose other steps with --from and --to")
 
 
 def _extends_later(before: RunConfig, after: RunConfig, start: int) -> bool:
@@ -134,7 +153,7 @@ def _extends_later(before: RunConfig, after: RunConfig, start: int) -> bool:
     return ours != theirs and theirs[: len(ours)] == ours and theirs[len(ours)][0] >= start
 
 
-def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int, end: int, folder: Path) -> Trainer:
+def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int, end: int, copies: Path) -> Trainer:
     """A trainer in its own folder, with the state of the run at step `start`."""
     overrides = {"train.steps": end, "train.minutes": None, "log.trackers": [], "engine.threads": meta["threads"]}
     task = task_in(run.folder, config.changed(overrides))
@@ -142,11 +161,10 @@ def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int
     difference = changed_data(run, splits)
     if difference:
         raise UsageError(f"the data differs from the training data of {run.folder} ({difference})")
-    copy = Run(folder)
+    copy = Run(copies / "replay")
+    copy.checkpoints.mkdir(parents=True)
     if start:
-        source = checkpoint.folder_of(run.checkpoints, start)
-        shutil.copytree(source, copy.checkpoints / source.name)
-    folder.mkdir(exist_ok=True)
+        checkpoint.folder_of(copies, start).rename(checkpoint.folder_of(copy.checkpoints, start))
     shutil.copy(run.data_file, copy.data_file)
     init = initial_weights(config) if config.init and not start else None
     return Trainer(task, copy, splits=splits, resume=True, force=True, init=init, silent=True)

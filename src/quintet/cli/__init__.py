@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from quintet.cli import data, inference, info, results, sampling, training
+from quintet.common import streams
 from quintet.common.logging import say
 from quintet.errors import QuintetError
 
@@ -59,6 +60,7 @@ app.add_typer(data_app, name="data")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every failure prints one sentence and sets an exit code; `--debug` prints the traceback instead."""
+    streams.open_missing()
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     code = _guarded([word for word in words if word != "--debug"], debug)
@@ -67,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from quintet.training.engine import exit_process
 
         exit_process(code)
+    streams.flush()
     sys.exit(code)
 
 
@@ -77,10 +80,12 @@ def call(words: Sequence[str]) -> int:
 
 
 def _guarded(words: Sequence[str], debug: bool) -> int:
+    stdout = sys.stdout
     try:
         return call(words)
     except SystemExit as stopped:  # by a signal; the process must still exit through `main`
-        return int(stopped.code or 0)
+        # Typer exits and wraps stdout if nobody reads it.
+        return streams.SIGPIPE_CODE if sys.stdout is not stdout else int(stopped.code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from quintet.cli.shared import print_line, print_next, say_skipped
+from quintet.cli.shared import print_line, print_next, print_result, say_skipped
 from quintet.errors import UsageError
 
 
@@ -51,10 +51,10 @@ def check(
 
     report = check_folder(folder, medium=medium)
     if as_json:
-        print_line(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+        print_result(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
     else:
         for line in report.lines():
-            print_line(line)
+            print_result(line)
     if report.usable == 0 or report.problem is not None:
         raise typer.Exit(1)
     if not as_json:

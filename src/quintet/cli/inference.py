@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quintet.cli.shared import ANY_TEXT, ModelReference, open_model, print_line, print_next, say_skipped
+from quintet.cli.shared import ANY_TEXT, ModelReference, open_model, print_line, print_next, print_result, say_skipped
 from quintet.errors import UsageError
 
 
@@ -110,12 +110,12 @@ def search(
             {"text": printable(query), "found": [{"file": each.file, "score": each.score} for each in best]}
             for query, best in zip(text, found, strict=True)
         ]
-        print_line(json.dumps(rows, indent=1, ensure_ascii=False))
+        print_result(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     for query, best in zip(text, found, strict=True):
-        print_line(f"{printable(query)} (of {len(media.files)} files)")
+        print_result(f"{printable(query)} (of {len(media.files)} files)")
         for number, each in enumerate(best, start=1):
-            print_line(f"{number:>4}  {each.score:7.4f}  {each.file}")
+            print_result(f"{number:>4}  {each.score:7.4f}  {each.file}")
     print_next(("embed", run, "--audio", folder, "--out", "embeddings.npz"))
 
 

@@ -10,7 +10,7 @@ import typer
 import quintet
 from quintet import config as configs
 from quintet import registry
-from quintet.cli.shared import Overrides, print_line, print_next
+from quintet.cli.shared import Overrides, print_line, print_next, print_result
 from quintet.common.logging import say
 from quintet.errors import UsageError
 
@@ -19,9 +19,9 @@ def list_recipes() -> None:
     """List the recipes and what each of them needs."""
     for name, entry in registry.entries():
         python = f"; in Python {entry.trainer}" if entry.trainer else ""
-        print_line(f"{name:<18} {entry.summary} (needs {entry.needs}{python})")
+        print_result(f"{name:<18} {entry.summary} (needs {entry.needs}{python})")
         for builtin in entry.builtin:
-            print_line(f"{'':<18} `{builtin}` needs no training and can be used wherever a trained {name} can")
+            print_result(f"{'':<18} `{builtin}` needs no training and can be used wherever a trained {name} can")
     for problem in registry.problems():
         say(f"warning: {problem}")
     print_next(("config", "RECIPE"), ("demo", "image"))
@@ -35,7 +35,7 @@ def show_config(
     """Print all configuration keys of a recipe as commented YAML, ready for --config."""
     schema = registry.find(recipe).config_class()
     built = configs.build(schema, preset=preset, overrides=configs.parse_overrides(overrides or []))
-    print_line(configs.describe(built).rstrip())
+    print_result(configs.describe(built).rstrip())
 
 
 def doctor() -> None:
@@ -43,7 +43,7 @@ def doctor() -> None:
     from quintet.doctor import lines
 
     for line in lines():
-        print_line(line)
+        print_result(line)
 
 
 def demo(
@@ -75,4 +75,4 @@ def demo(
 
 def version() -> None:
     """Print the version of quintet."""
-    print_line(quintet.__version__)
+    print_result(quintet.__version__)

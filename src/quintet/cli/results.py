@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quintet.cli.shared import ANY_TEXT, ModelReference, open_model, print_line, print_next, with_keys
+from quintet.cli.shared import ANY_TEXT, ModelReference, print_line, print_next, with_keys
 from quintet.errors import UsageError
 
 
@@ -25,14 +25,14 @@ def evaluate(
     ] = None,
 ) -> None:
     """Compute the metrics of a model on its validation items; prints a table and writes eval.json."""
-    from quintet.evaluation import EvalSession
+    from quintet.evaluation import EvalSession, open_with_live
     from quintet.pipelines.base import Embedder, Generator
 
-    pipeline = open_model(run)
+    pipeline, live = open_with_live(run)
     origin = pipeline.origin
     if origin.builtin and out is None:
         raise UsageError(f"{run} has no run folder: name a file for the metrics with --out")
-    session = EvalSession.open(with_keys(pipeline, overrides, ("eval", "sample")), data, live=True)
+    session = EvalSession.open(with_keys(pipeline, overrides, ("eval", "sample")), data, live)
     metrics = session.metrics()
     # Metrics on other data do not replace the metrics of the run.
     name = "eval.json" if data is None else f"eval-{Path(data).name or 'data'}.json"

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from quintet import registry
-from quintet.cli.shared import ModelReference, open_model, print_line, print_next, with_keys
+from quintet.cli.shared import ModelReference, open_model, print_line, print_next, print_result, with_keys
 from quintet.config import GenerateOptions, RunConfig, validate
 from quintet.config.options import Flag, flags_of, is_set
 from quintet.errors import UsageError
@@ -48,7 +48,7 @@ def sample(context: typer.Context) -> None:
         for word in words:
             if word.startswith("--") and word.partition("=")[0] not in known:
                 raise UsageError(f"no such option: {word}")
-        print_line(_general_help())
+        print_result(_general_help())
         raise typer.Exit(0 if is_help else 2)
     config_class = _config_class(run)
     _refuse_other_options(words, config_class)

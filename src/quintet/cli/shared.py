@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,13 @@ ModelReference = Annotated[
 
 
 def print_line(text: str = "") -> None:
+    """Print a message of a command that does something else: nothing depends on whether it can be printed."""
+    with suppress(OSError):
+        print_result(text)
+
+
+def print_result(text: str = "") -> None:
+    """Print the result of a command. Raises OSError if nobody reads it or the disk is full."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from quintet import config as configs
 from quintet import registry
-from quintet.cli.shared import Overrides, RunFolder, print_line, print_next
+from quintet.cli.shared import Overrides, RunFolder, print_line, print_next, print_result
 from quintet.errors import UsageError
 
 
@@ -43,10 +42,10 @@ def train(
 ) -> None:
     """Train a recipe on your data and write a new run folder."""
     if help or recipe is None:
-        print_line(context.get_help())
+        print_result(context.get_help())
         if recipe is not None:
-            print_line("\nConfiguration keys with descriptions and default values:\n")
-            print_line(configs.describe(configs.build(registry.find(recipe).config_class(), preset=preset)))
+            print_result("\nConfiguration keys with descriptions and default values:\n")
+            print_result(configs.describe(configs.build(registry.find(recipe).config_class(), preset=preset)))
         raise typer.Exit(0 if help else 2)
     words = [word for word in (data, *(overrides or [])) if word is not None]
     folder, changes = _data_and_overrides(words)
@@ -99,12 +98,11 @@ def _train(trainer: Any) -> None:
         rows = trainer.run.read_metrics()
         trainer.run.best_effort_write("curves.png", lambda: write_curves(rows, folder / "curves.png"))
         outputs = [name for name in ("samples", "curves.png", "metrics.jsonl") if (folder / name).exists()]
-        with suppress(OSError):  # a closed stdout must not fail a finished training
-            if trainer.step == first_step:
-                print_line(f"{folder} is already at step {first_step}; set train.steps=N to train longer")
-            else:
-                print_line(f"trained to step {trainer.step}: {folder} (see {', '.join(outputs)})")
-            print_next(("eval", folder), ("view", folder))
+        if trainer.step == first_step:
+            print_line(f"{folder} is already at step {first_step}; set train.steps=N to train longer")
+        else:
+            print_line(f"trained to step {trainer.step}: {folder} (see {', '.join(outputs)})")
+        print_next(("eval", folder), ("view", folder))
     _close(trainer)
 
 

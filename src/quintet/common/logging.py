@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
-from quintet.common import rank
+from quintet.common import rank, streams
 
 ItemT = TypeVar("ItemT")
 
@@ -19,16 +17,14 @@ def say(text: str, *, any_rank: bool = False) -> None:
     """
     if not (any_rank or rank.is_first()):
         return
-    with suppress(OSError):  # the terminal may be closed, or the disk of a redirected stderr full
-        sys.stderr.write(text.rstrip() + "\n")
-        sys.stderr.flush()
+    streams.write_error(text.rstrip() + "\n")
 
 
 def track(items: Sequence[ItemT], done: str) -> Iterator[ItemT]:
     """Iterate over items and show progress: a bar on a terminal, else one line per 10 %.
 
     `done` is the verb of the message, such as "encoded"."""
-    if sys.stderr.isatty():
+    if streams.is_terminal():
         from rich.console import Console
         from rich.progress import track as bar
 

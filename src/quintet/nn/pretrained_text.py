@@ -72,7 +72,7 @@ class PretrainedText:
         with transformers_folder.loading(self.folder, _ROLE):
             self.config: Any = transformers_folder.load_part(self.folder, _ROLE, "AutoConfig")
             self.dim = int(self.config.hidden_size)
-        transformers_folder.refuse_pickle(self.folder)
+        transformers_folder.check_weights(self.folder, _ROLE)
         self.root = cache
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PretrainedText:

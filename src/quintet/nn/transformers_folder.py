@@ -1,7 +1,8 @@
 """Loads models, tokenizers and configurations that `transformers` saved, safely and without network access.
 
 A reference is a folder, or the name of a model that is already in the local Hugging Face cache. Nothing is downloaded,
-no pickle is read and no code of a model folder is executed.
+no pickle is read and no code of a model folder is executed. Settings by which a folder could make `transformers` read
+anything but its own safetensors files are refused before `transformers` sees the folder: it trusts them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from quintet.config.text import PRETRAINED
 from quintet.errors import UsageError
 
 CONFIG = "config.json"
+INDEX_SUFFIX = ".safetensors.index.json"
+ADAPTER = "adapter_config.json"
+WEIGHTS_KEY = "transformers_weights"
+"""Key of config.json that names another file of weights."""
+KERNEL_KEYS = frozenset({"attn_implementation", "_attn_implementation", "_attn_implementation_internal"})
+"""Keys of config.json whose value can be a repository of compiled code, which `transformers` would download."""
 
 
 def load_transformers(role: str) -> Any:
@@ -65,6 +72,7 @@ def kind_of(folder: Path) -> str | None:
 
 def load_part(folder: Path, role: str, class_name: str, **options: Any) -> Any:
     """Load an object from a folder with a class of `transformers`; `role` names its use in errors."""
+    _check_folder(folder, role)
     with loading(folder, role):
         loader = getattr(load_transformers(role), class_name)
         return loader.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
@@ -76,7 +84,7 @@ def load_model(folder: Path, role: str, unneeded: Sequence[str] = (), class_name
     Weights whose names start with one of `unneeded` may be missing; other missing weights are an error, because they
     would be random.
     """
-    refuse_pickle(folder)
+    check_weights(folder, role)
     options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
     model, report = load_part(folder, role, class_name, **options)
     absent = sorted(name for name in report["missing_keys"] if not name.startswith(tuple(unneeded)))
@@ -89,12 +97,73 @@ def frozen(model: nn.Module) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def refuse_pickle(folder: Path) -> None:
+def check_weights(folder: Path, role: str) -> None:
+    """Raise `UsageError` unless all weights of a folder are safetensors files in it; `role` names its use in errors.
+
+    An index lists the file of each tensor. `transformers` opens a listed file by its suffix, any other as a pickle.
+    """
     if not any(folder.glob("*.safetensors")):
         raise UsageError(
             f"{folder} has no safetensors weights, and quintet reads no pickle; "
             "save the model again with a current version of `transformers` (save_pretrained)"
         )
+    for index in sorted(folder.glob(f"*{INDEX_SUFFIX}")):
+        content = _read_settings(index, role)
+        files = content.get("weight_map")
+        if not isinstance(files, dict) or not isinstance(content.get("metadata"), dict):
+            raise UsageError(f"{index} is not an index of weights; download the folder again")
+        for name in sorted({str(each) for each in files.values()}):
+            if not _is_own_safetensors(folder, name):
+                raise UsageError(
+                    f"{index} names {name[:100]!r}, which is not a safetensors file of this folder, and quintet reads "
+                    "no pickle; save the model again with a current version of `transformers` (save_pretrained)"
+                )
+
+
+def _is_own_safetensors(folder: Path, name: str) -> bool:
+    """Whether a name is a regular safetensors file in the folder. The files of the Hugging Face cache are links into
+    the folder `blobs` of the same model."""
+    if not name.endswith(".safetensors") or Path(name).name != name or "\0" in name:
+        return False
+    home = folder.resolve()
+    return (folder / name).is_file() and (folder / name).resolve().parent in (home, home.parent.parent / "blobs")
+
+
+def _check_folder(folder: Path, role: str) -> None:
+    """Refuse settings that add code, weights or adapters from elsewhere. Code that `auto_map` names is never executed,
+    because `trust_remote_code` is False."""
+    if (folder / ADAPTER).exists():
+        raise UsageError(f"{folder} holds an adapter ({ADAPTER}); merge it into the model and save that instead")
+    if (folder / CONFIG).is_file():
+        check_settings(_read_settings(folder / CONFIG, role), str(folder / CONFIG))
+
+
+def check_settings(settings: dict[str, Any], where: str) -> None:
+    """Raise `UsageError` for a key of a configuration that would load more than the weights beside it."""
+    for key, value in _entries(settings):
+        if key == WEIGHTS_KEY or (key in KERNEL_KEYS and "/" in str(value)):
+            raise UsageError(
+                f"{where} sets {key} to {str(value)[:100]!r}, which would load more than the weights of its folder; "
+                "remove the key"
+            )
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key of a tree of settings with its value."""
+    if isinstance(value, dict):
+        yield from value.items()
+    if isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _entries(each)
+
+
+def _read_settings(path: Path, role: str) -> dict[str, Any]:
+    with loading(path.parent, role):
+        settings = json.loads(checkpoint.read_regular(path))
+        list(_entries(settings))  # raises if it is nested too deeply
+    if not isinstance(settings, dict):
+        raise UsageError(f"{path} does not contain a JSON object")
+    return settings
 
 
 @contextmanager
@@ -105,7 +174,16 @@ def loading(folder: Path, role: str) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         yield
-    except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        ImportError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
         reason = files.one_line(error)
         raise UsageError(f"{folder} is not a {role} that `transformers` can load ({reason})") from None
     finally:

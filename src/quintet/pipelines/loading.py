@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from quintet import registry
 from quintet.common.logging import say
 from quintet.common.weights import checkpoint, pretrained
 from quintet.common.weights.loading import load_module, read_meta
+from quintet.common.weights.pruning import again_if_pruned, reading
 from quintet.common.weights.run_reader import CONFIG_FILE, check_run, was_edited
 from quintet.config import RunConfig
 from quintet.config.text import PRETRAINED
@@ -23,6 +25,8 @@ from quintet.pipelines.base import Frozen, Origin, Pipeline
 
 AVERAGED = "ema/"
 """Folder of the EMA weights in a checkpoint."""
+_MOVING = ("", "latest", "best")
+"""Names of checkpoints that change during a training."""
 
 
 def open_pipeline(reference: str | Path) -> Pipeline[Any]:
@@ -32,9 +36,7 @@ def open_pipeline(reference: str | Path) -> Pipeline[Any]:
     folder with the name of a built-in model is `./NAME`.
     """
     config = registry.find_builtin(reference) if isinstance(reference, str) else None
-    text, which = str(reference), ""
-    if "@" in text and not os.path.exists(text):  # a folder name may contain an @
-        text, _, which = text.rpartition("@")
+    text, which = _split(str(reference))
     folder = Path(text)
     if text.startswith(PRETRAINED):
         folder = transformers_folder.find_folder(text.removeprefix(PRETRAINED), "model")
@@ -52,6 +54,19 @@ def open_pipeline(reference: str | Path) -> Pipeline[Any]:
     return pipeline
 
 
+def _split(reference: str) -> tuple[str, str]:
+    """The folder of a reference, and what follows the @; a folder name may contain one itself."""
+    if "@" not in reference or os.path.exists(reference):
+        return reference, ""
+    folder, _, which = reference.rpartition("@")
+    return folder, which
+
+
+def is_fixed(reference: str) -> bool:
+    """Whether a reference names a step, so that no other checkpoint can replace it."""
+    return _split(reference)[1] not in _MOVING
+
+
 def _build(config: RunConfig, frozen: Frozen, origin: Origin) -> Pipeline[Any]:
     pipeline_class = registry.find(config.recipe).pipeline_class()
     config = pipeline_class.fit(config, frozen)
@@ -60,17 +75,22 @@ def _build(config: RunConfig, frozen: Frozen, origin: Origin) -> Pipeline[Any]:
 
 def _open_run(folder: Path, which: str) -> Pipeline[Any]:
     check_run(folder)
-    chosen, problems = choose_checkpoint(folder, which)
-    config = registry.read_config(chosen / CONFIG_FILE)
-    step = read_meta(chosen, config.recipe)["step"]
-    for problem in problems:
-        say(f"skipped a damaged checkpoint: {problem}")
-    if was_edited(folder):
-        say(f"{folder / CONFIG_FILE} was edited; the configuration of the checkpoint is used ({chosen / CONFIG_FILE})")
-    pipeline = _build(config, open_frozen(config, folder), Origin(folder, step))
-    for name, module in pipeline.modules.items():
-        load_module(module, chosen, AVERAGED + name if _is_averaged(chosen, name) else name)
-    return pipeline
+    return again_if_pruned(lambda: _open_checkpoint(folder, *choose_checkpoint(folder, which)), which not in _MOVING)
+
+
+def _open_checkpoint(folder: Path, chosen: Path, problems: Sequence[str]) -> Pipeline[Any]:
+    with reading(chosen):
+        config = registry.read_config(chosen / CONFIG_FILE)
+        step = read_meta(chosen, config.recipe)["step"]
+        for problem in problems:
+            say(f"skipped a damaged checkpoint: {problem}")
+        if was_edited(folder):
+            used = chosen / CONFIG_FILE
+            say(f"{folder / CONFIG_FILE} was edited; the configuration of the checkpoint is used ({used})")
+        pipeline = _build(config, open_frozen(config, folder), Origin(folder, step))
+        for name, module in pipeline.modules.items():
+            load_module(module, chosen, AVERAGED + name if _is_averaged(chosen, name) else name)
+        return pipeline
 
 
 def _is_averaged(folder: Path, name: str) -> bool:
@@ -131,8 +151,9 @@ def load_live(pipeline: Pipeline[Any]) -> dict[str, nn.Module] | None:
         return None
     folder = checkpoint.folder_of(origin.folder / checkpoint.ROOT, origin.step or 0)
     modules = pipeline.build_modules(pipeline.config, pipeline.frozen)
-    for name, module in modules.items():
-        load_module(module, folder, name)
+    with reading(folder):
+        for name, module in modules.items():
+            load_module(module, folder, name)
     return modules
 
 
@@ -143,12 +164,13 @@ def read_weights(pipeline: Pipeline[Any]) -> dict[str, dict[str, Tensor]]:
     if origin is None or origin.is_export or origin.builtin:
         return {name: dict(module.state_dict()) for name, module in pipeline.modules.items()}
     folder = checkpoint.folder_of(origin.folder / checkpoint.ROOT, origin.step or 0)
-    names = {path.stem for path in folder.glob("*.safetensors")}
-    names |= {path.name for path in folder.iterdir() if path.is_dir()} - {"ema", "optim"}
-    return {
-        name: checkpoint.read_tensors(folder, AVERAGED + name if _is_averaged(folder, name) else name)
-        for name in sorted(names)
-    }
+    with reading(folder):
+        names = {path.stem for path in folder.glob("*.safetensors")}
+        names |= {path.name for path in folder.iterdir() if path.is_dir()} - {"ema", "optim"}
+        return {
+            name: checkpoint.read_tensors(folder, AVERAGED + name if _is_averaged(folder, name) else name)
+            for name in sorted(names)
+        }
 
 
 def choose_checkpoint(folder: Path, which: str) -> tuple[Path, list[str]]:
@@ -164,5 +186,6 @@ def choose_checkpoint(folder: Path, which: str) -> tuple[Path, list[str]]:
     if chosen is None or not chosen.is_dir():
         known = ", ".join(str(checkpoint.step_of(path)) for path in checkpoint.steps(root))
         raise UsageError(f"{folder} has no checkpoint '{which[:20]}'; it has best, latest and the steps {known}")
-    checkpoint.verify(chosen)
+    with reading(chosen):
+        checkpoint.verify(chosen)
     return chosen, []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from quintet.common import streams
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -39,7 +40,7 @@ class Display:
     def start(self, step: int, total: int) -> None:
         self._started = (step, time.monotonic())
         self._total = total
-        if self.silent or not sys.stderr.isatty():
+        if self.silent or not streams.is_terminal():
             return
         from rich.console import Console
         from rich.live import Live
@@ -90,12 +91,11 @@ class Display:
     def note(self, text: str) -> None:
         if self.silent:
             return
+        if self._live is None:
+            streams.write_error(text + "\n")
+            return
         with suppress(OSError):
-            if self._live is not None:
-                self._live.console.print(text, highlight=False, markup=False)
-            else:
-                sys.stderr.write(text + "\n")
-                sys.stderr.flush()
+            self._live.console.print(text, highlight=False, markup=False)
 
     def stop(self) -> None:
         if self._live is not None:

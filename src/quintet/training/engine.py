@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from quintet.common import collectives
+from quintet.common import collectives, streams
 from quintet.common.device import Device
 from quintet.common.rank import RankInfo
 from quintet.common.rng import seed_from
@@ -258,6 +258,5 @@ def explain_failure(error: BaseException, grad_accum_steps: int, micro_batch_siz
 def exit_process(code: int) -> NoReturn:
     """Exit a process that was part of a process group, without interpreter shutdown: gloo's threads may abort during
     that shutdown, and a successful run would then exit with an error code."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    streams.flush()
     os._exit(code)

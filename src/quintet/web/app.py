@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import hashlib
 import json
+import logging
 import math
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,20 +18,26 @@ from starlette.routing import Route
 
 from quintet.errors import UsageError
 from quintet.web import samples
-from quintet.web.common import PAGE, json_safe, to_json
+from quintet.web.common import PAGE
 from quintet.web.folders import Folders, Missing, RunDir
 from quintet.web.library import Library, WatchedRun
 from quintet.web.live import Live
 from quintet.web.playground import GenerationJob, JobQueue
+from quintet.web.responses import CachedResponse, ResponseCache
 from quintet.web.safety import App, Guard, RateLimit
 
 CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
 MAX_POINTS = 4_000
 MAX_NAMES = 200
+MAX_TOTAL_POINTS = 60 * MAX_POINTS
+"""Points of all curves of one response; with more curves, each has fewer points."""
 MAX_REQUEST_BYTES = 16_384
 """A text of the maximum length with every character escaped fits."""
-MAX_CACHED_RESPONSES = 500
+REQUEST_SECONDS = 10.0
+"""Time for the body of a request."""
 JOBS_PER_MINUTE = 20
+
+LOG = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -48,7 +52,7 @@ class Site:
         self.read_only = read_only
         self.title = ", ".join(folders.roots)
         self.job_limit = RateLimit(JOBS_PER_MINUTE, 60.0)
-        self._cache: OrderedDict[tuple[Any, ...], CachedResponse] = OrderedDict()
+        self._cache = ResponseCache()
         self._files = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in PAGE.rglob("*.*")}
         self._static = {
             name: CachedResponse(content, CONTENT_TYPES[Path(name).suffix]) for name, content in self._files.items()
@@ -72,23 +76,26 @@ class Site:
 
     async def run(self, request: Request) -> Response:
         watched = await self._watched(request)
-        return await self._answer(request, watched, lambda: watched.describe(self.read_only))
+        return await self._answer(request, watched, ("run",), lambda: watched.describe(self.read_only))
 
     async def curves(self, request: Request) -> Response:
         watched = await self._watched(request)
-        names = request.query_params.getlist("name")[:MAX_NAMES]
         start, end = _bound(request, "from", -math.inf), _bound(request, "to", math.inf)
-        max_points = int(min(max(_bound(request, "points", 400), 10), MAX_POINTS))
         if "complete" in request.query_params:
             await watched.wait_until_complete()
+        names = watched.known(request.query_params.getlist("name")[:MAX_NAMES])
+        limit = min(MAX_POINTS, MAX_TOTAL_POINTS // max(len(names), 1))
+        max_points = int(min(max(_bound(request, "points", 400), 10), limit))
+        key = ("curves", names, start, end, max_points)
         return await self._answer(
-            request, watched, lambda: watched.curves(names, start, end, max_points), is_json_safe=True
+            request, watched, key, lambda: watched.curves(names, start, end, max_points), is_json_safe=True
         )
 
     async def samples(self, request: Request) -> Response:
         watched = await self._watched(request)
         folder = samples.folder_of(_step(request))
-        return await self._answer(request, watched, lambda: samples.entries(watched.run_dir, "samples", folder))
+        key = ("samples", folder)
+        return await self._answer(request, watched, key, lambda: samples.entries(watched.run_dir, "samples", folder))
 
     async def media(self, request: Request) -> Response:
         watched = await asyncio.to_thread(self.library.find, request.query_params.get("run", ""))
@@ -112,15 +119,17 @@ class Site:
         return watched
 
     async def _answer(
-        self, request: Request, watched: WatchedRun, compute: Callable[[], Any], is_json_safe: bool = False
+        self,
+        request: Request,
+        watched: WatchedRun,
+        key: tuple[Hashable, ...],
+        compute: Callable[[], Any],
+        is_json_safe: bool = False,
     ) -> Response:
-        """The response for this version of the run, from the cache if possible. `is_json_safe`: skip the conversion."""
-        key = (watched.run_dir.folder, watched.version, request.url.path, request.url.query)
-        cached = self._cache.get(key)
-        if cached is None:
-            cached = self._cache[key] = await asyncio.to_thread(lambda: CachedResponse.json(compute(), is_json_safe))
-            while len(self._cache) > MAX_CACHED_RESPONSES:
-                self._cache.popitem(last=False)
+        """The response for this version of the run, from the cache if possible. `key` says what is asked for, without
+        other words of the request. `is_json_safe`: skip the conversion."""
+        version = (watched.run_dir.folder, watched.version, *key)
+        cached = await self._cache.get(version, lambda: CachedResponse.json(compute(), is_json_safe))
         return cached.response(request)
 
     # --- playground -----------------------------------------------------------------------------------------
@@ -130,7 +139,7 @@ class Site:
             return _problem(403, "this page is read-only")
         content = await _body(request)
         if content is None:
-            return _problem(413, "the request is too long")
+            return _problem(413, "the request is too long or too slow")
         try:
             values = json.loads(content)
             settings = GenerationJob.read(values)
@@ -183,30 +192,9 @@ class Site:
         return Guard(Starlette(routes=self.routes(), lifespan=self.lifespan), token)
 
 
-class CachedResponse:
-    """Content of a response, compressed once for all requests."""
-
-    def __init__(self, content: bytes, content_type: str) -> None:
-        self._plain = content
-        self._compressed = gzip.compress(content, 1) if len(content) > 1_000 else None
-        self._sent_as = content_type
-        self._tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-
-    @classmethod
-    def json(cls, value: Any, is_json_safe: bool = False) -> CachedResponse:
-        return cls(to_json(value if is_json_safe else json_safe(value)), "application/json")
-
-    def response(self, request: Request) -> Response:
-        headers = {"etag": self._tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-        if request.headers.get("if-none-match") == self._tag:
-            return Response(status_code=304, headers=headers)
-        if self._compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(self._compressed, media_type=self._sent_as, headers={**headers, "content-encoding": "gzip"})
-        return Response(self._plain, media_type=self._sent_as, headers=headers)
-
-
 def _guarded(handler: Handler) -> Handler:
-    """The handler with errors of requests and disks turned into messages for the page."""
+    """The handler with errors of requests, disks and contents of runs turned into messages for the page."""
+    seen: set[str] = set()
 
     async def guarded(request: Request) -> Response:
         try:
@@ -217,6 +205,12 @@ def _guarded(handler: Handler) -> Handler:
             return _problem(400, str(error))
         except OSError as error:
             return _problem(503, f"the files cannot be read: {error.strerror}")
+        except Exception as error:  # a bug, or a run with content that nobody expected; the others must stay visible
+            kind = type(error).__name__
+            if kind not in seen:  # once: a page asks again and again
+                seen.add(kind)
+                LOG.exception("a request failed")
+            return _problem(500, f"the request failed ({kind}); the console of `quintet view` shows why")
 
     return guarded
 
@@ -241,14 +235,15 @@ async def _file(run_dir: RunDir, *parts: str) -> Response:
 
 
 async def _body(request: Request) -> bytes | None:
-    """Body of a request; None if it is too long, in which case it is not read completely."""
+    """Body of a request; None if it is too long or too slow, in which case it is not read completely."""
     content = b""
     try:
-        async for piece in request.stream():
-            content += piece
-            if len(content) > MAX_REQUEST_BYTES:
-                return None
-    except ClientDisconnect:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            async for piece in request.stream():
+                content += piece
+                if len(content) > MAX_REQUEST_BYTES:
+                    return None
+    except (ClientDisconnect, TimeoutError):
         return None
     return content
 

@@ -16,12 +16,19 @@ def to_json(value: Any) -> bytes:
     return text.encode("utf-8", errors="replace")
 
 
-def json_safe(value: Any) -> Any:
-    """The value in types that JSON supports; infinities and NaN, which browsers cannot read, become texts."""
+MAX_DEPTH = 20
+"""Maximum nesting of a value that is shown."""
+
+
+def json_safe(value: Any, depth: int = 0) -> Any:
+    """The value in types that JSON supports; infinities and NaN, which browsers cannot read, become texts. What is
+    nested too deeply becomes "…"."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
+    if isinstance(value, (dict, list, tuple)) and depth > MAX_DEPTH:
+        return "…"
     if isinstance(value, dict):
-        return {str(key): json_safe(each) for key, each in value.items()}
+        return {str(key): json_safe(each, depth + 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_safe(each) for each in value]
+        return [json_safe(each, depth + 1) for each in value]
     return value if value is None or isinstance(value, (str, int, bool)) else str(value)

@@ -24,6 +24,8 @@ SKETCHED_BYTES = 2**22
 SKETCH_PARTS = 64
 SKETCH_PART_BYTES = 2**14
 MAX_NAMES = 1_000
+MAX_VALUE = 1e300
+"""Larger values count as not finite: their sums would be infinite."""
 MAX_NAME_LENGTH = 200
 NUMBERS = frozenset({int, float})
 NOT_METRICS = frozenset({"step", "time"})
@@ -98,7 +100,7 @@ class MetricsLog:
             file.seek(self._offset)
             for rows in self._pieces(file):
                 self.add(rows)
-                fresh = [*fresh, *rows][-1_000:]
+                fresh = [*fresh, *map(self._shown, rows[-1_000:])][-1_000:]
         return reset, fresh
 
     def add(self, rows: list[Row]) -> None:
@@ -139,6 +141,14 @@ class MetricsLog:
             if values:
                 self.last[name] = values[-1]
 
+    def _shown(self, row: Row) -> Row:
+        """The numbers of a row that viewers know a column of."""
+        return {
+            name: number
+            for name, value in row.items()
+            if (name in NOT_METRICS or name in self.columns) and (number := _finite(value)) is not None
+        }
+
     def _column(self, name: str) -> Column | None:
         known = self.columns.get(name)
         if known is None and len(self.columns) < MAX_NAMES and len(name) <= MAX_NAME_LENGTH:
@@ -172,7 +182,11 @@ def _rows(lines: bytes) -> list[Row]:
 
 def _all_finite(values: list[Any]) -> bool:
     try:
-        return {*map(type, values)} <= NUMBERS and all(map(math.isfinite, values))
+        return (
+            {*map(type, values)} <= NUMBERS
+            and all(map(math.isfinite, values))
+            and (not values or -MAX_VALUE <= min(values) <= max(values) <= MAX_VALUE)
+        )
     except OverflowError:  # an integer too large for a float
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,28 @@ from quintet.config import RunConfig
 from quintet.errors import QuintetError, UsageError
 from quintet.web.folders import Missing, RunDir
 from quintet.web.summary import text, to_int
+from quintet.web.tensors import read_tensors
 
 MAX_SKIPPED = 1_000
 CONSOLE_BYTES = 2**16
 MAX_DATA_BYTES = 2**27
-STEP_FOLDER = re.compile(r"step-(\d{1,15})")
+STEP_FOLDER = re.compile(r"step-([0-9]{1,15})")
 MAX_CELLS = 1_024
 """Maximum number of cells in a row of the code map; in a larger codebook several codes share one cell."""
+MAX_LEVELS = 64
+MAX_COUNT = 1e30
+"""A larger count is not one of quintet's."""
+NO_CONFIGURATION: dict[str, Any] = {"keys": {}, "preset": None, "preset_keys": {}, "problem": None}
+NO_DATA: dict[str, Any] = {"counts": {}, "path": None, "skipped": [], "skipped_count": 0, "notes": []}
 
 
 def configuration(run_dir: RunDir) -> dict[str, Any]:
     """Keys of a run and of its preset, both flat, and a problem to show if they cannot be read."""
     try:
+        run_dir.open("config.yaml").close()  # raises unless it is a regular file
         tree = configs.read_yaml(Path(run_dir.path("config.yaml")))
     except (QuintetError, Missing) as error:
-        return {"keys": {}, "preset": None, "preset_keys": {}, "problem": str(error)}
+        return {**NO_CONFIGURATION, "problem": str(error)}
     keys = configs.flatten(tree)
     name = text(tree.get("preset"))
     try:
@@ -107,26 +115,22 @@ def codes(run_dir: RunDir) -> dict[str, Any] | None:
 
 
 def _counts(run_dir: RunDir, checkpoint: str) -> list[Any]:
-    from safetensors import SafetensorError, safe_open
-
+    """Counts of the codes of each level; levels that are not counts are left out."""
     found: dict[tuple[int, ...], Any] = {}
     for file in run_dir.names("checkpoints", checkpoint):
         if not file.endswith(".safetensors"):
             continue
-        try:
-            with safe_open(run_dir.path("checkpoints", checkpoint, file), "numpy") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                    if name.endswith("cluster_size"):
-                        level = tuple(int(number) for number in re.findall(r"\d+", name))
-                        found[level] = tensors.get_tensor(name).reshape(-1)
-        except (OSError, SafetensorError, Missing, TypeError):  # being deleted, damaged, or of a dtype that numpy lacks
-            continue
-    return [found[level] for level in sorted(found)]
+        with suppress(OSError, Missing, ValueError), run_dir.open("checkpoints", checkpoint, file) as opened:
+            for name, counts in read_tensors(opened, "cluster_size"):  # the file may be damaged, or being deleted
+                level = tuple(int(number) for number in re.findall(r"[0-9]{1,9}", name))
+                if len(counts) and bool((counts >= 0).all()) and float(counts.max()) < MAX_COUNT:
+                    found[level] = counts
+    return [found[level] for level in sorted(found)[:MAX_LEVELS]]
 
 
 def _row(counts: Any) -> dict[str, Any]:
     """Usage of each code, as a multiple of uniform usage."""
-    usage = counts.astype(np.float64) / max(float(counts.sum()), 1e-12) * len(counts)
+    usage = counts / max(float(counts.sum()), 1e-12) * len(counts)
     group = -(-len(usage) // MAX_CELLS)
     padded = np.pad(usage, (0, -len(usage) % group), constant_values=np.nan).reshape(-1, group)
     return {

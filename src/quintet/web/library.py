@@ -9,11 +9,12 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from quintet.common.files import one_line
 from quintet.web import detail, samples
 from quintet.web.curves import SKETCHED_BYTES, MetricsLog, Row, sketch
 from quintet.web.folders import Folders, Missing, RunDir
@@ -25,6 +26,10 @@ MAX_VALUES = 60_000_000
 """Metric values held in memory over all runs; the least recently used run is dropped first."""
 MAX_NEWS_ROWS = 1_000
 """Rows that are sent one by one; a viewer that missed more requests the curves again."""
+MAX_NEWS_VALUES = 50_000
+"""Values in rows that are sent one by one; after more, viewers request the curves again."""
+MAX_WATCHED = 100
+"""Runs held in memory; the least recently used one is dropped first."""
 FILES = ("metrics.jsonl", "state.json", "samples", "log.txt", "config.yaml", "data.json", "checkpoints", "eval.json")
 FRESH_SECONDS = 0.25
 """A run that was read this recently is not read again for another viewer."""
@@ -105,6 +110,7 @@ class WatchedRun:
         self._news.reset |= reset
         if self._read_at > -math.inf:  # existing rows are not news
             self._news.rows = [*self._news.rows, *rows][-MAX_NEWS_ROWS:]
+            self._news.reset |= sum(map(len, self._news.rows)) > MAX_NEWS_VALUES
 
     def _read_all(self) -> None:
         """Replace the sketch by all rows; viewers then request the curves again."""
@@ -154,6 +160,10 @@ class WatchedRun:
             return False
         return self._changed("samples", newest) | self._changed("samples", newest, "samples.jsonl")
 
+    def known(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the names that are metrics of this run, each once."""
+        return tuple(name for name in dict.fromkeys(names) if name in self.metrics.columns)
+
     def _cached(self, read: Callable[[RunDir], T], *parts: str) -> T:
         """Result of `read`, computed again only when the file or folder has changed."""
         stamp = self.run_dir.stamp(*parts)
@@ -174,22 +184,35 @@ class WatchedRun:
                 "sketched": self.sketched,
             }
         summary = summarise(self.run_dir, self.label)
-        config = self._cached(detail.configuration, "config.yaml")
-        saved = self._cached(detail.checkpoints, "checkpoints")
-        return {
+        problems: list[str] = []
+
+        def part(read: Callable[[RunDir], T], otherwise: T, *parts: str) -> T:
+            """One part of the description; content that it cannot read must not hide the others."""
+            try:
+                return self._cached(read, *parts) if parts else read(self.run_dir)
+            except Exception as error:
+                problems.append(f"{read.__name__} ({type(error).__name__}: {one_line(error)})")
+                return otherwise
+
+        config = part(detail.configuration, detail.NO_CONFIGURATION, "config.yaml")
+        saved = part(detail.checkpoints, [], "checkpoints")
+        described = {
             **state,
             "summary": summary,
             "config": config,
-            "data": self._cached(detail.data, "data.json"),
+            "data": part(detail.data, detail.NO_DATA, "data.json"),
             "checkpoints": saved,
             "console": detail.console(self.run_dir),
-            "evaluated": detail.evaluated(self.run_dir),
-            "codes": self._cached(detail.codes, "checkpoints"),
-            "sample_steps": samples.steps(self.run_dir),
+            "evaluated": part(detail.evaluated, {}),
+            "codes": part(detail.codes, None, "checkpoints"),
+            "sample_steps": part(samples.steps, []),
             "playground": None if read_only else detail.playground(config["keys"], summary, bool(saved)),
         }
+        if problems:
+            summary["note"] = "; ".join([*filter(None, [summary["note"]]), f"cannot be read: {', '.join(problems)}"])
+        return described
 
-    def curves(self, names: list[str], start: float, end: float, max_points: int) -> dict[str, Any]:
+    def curves(self, names: Iterable[str], start: float, end: float, max_points: int) -> dict[str, Any]:
         with self.lock:
             columns = self.metrics.columns
             found = {name: columns[name].points(start, end, max_points) for name in names if name in columns}
@@ -245,6 +268,9 @@ class Library:
             return self._watched[label]
 
     def _forget(self, newest: str) -> None:
-        while len(self._watched) > 1 and sum(run.metrics.num_values for run in self._watched.values()) > MAX_VALUES:
+        while len(self._watched) > 1 and (
+            len(self._watched) > MAX_WATCHED
+            or sum(run.metrics.num_values for run in self._watched.values()) > MAX_VALUES
+        ):
             oldest = min(self._watched.values(), key=lambda run: (run.label == newest, run.used))
             del self._watched[oldest.label]

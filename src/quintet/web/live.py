@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from quintet.web.common import json_safe, to_json
+from quintet.web.connections import connection_limit
 from quintet.web.folders import Missing
 from quintet.web.library import Changes, Library
 
@@ -103,7 +104,9 @@ class Live:
 
     @property
     def full(self) -> bool:
-        return sum(len(channel.viewers) for channel in self._channels.values()) >= MAX_VIEWERS
+        # Connections for everything else must remain.
+        limit = min(MAX_VIEWERS, connection_limit() * 2 // 3)
+        return sum(len(channel.viewers) for channel in self._channels.values()) >= limit
 
     async def listen(self, label: str) -> AsyncIterator[bytes]:
         """Messages for one viewer, until it disconnects."""

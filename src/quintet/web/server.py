@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import secrets
@@ -15,6 +16,7 @@ import uvicorn
 
 from quintet.errors import UsageError
 from quintet.web.app import Site
+from quintet.web.connections import BACKLOG, PageProtocol, raise_file_limit, report_problem
 from quintet.web.folders import Folders
 
 LOOPBACK = "127.0.0.1"
@@ -25,8 +27,15 @@ class PageServer(uvicorn.Server):
     """uvicorn with a shutdown that does not wait for viewers of live updates."""
 
     def __init__(self, site: Site, token: str | None) -> None:
-        super().__init__(uvicorn.Config(site.app(token), log_level="warning", access_log=False))
+        config = uvicorn.Config(
+            site.app(token), http=PageProtocol, ws="none", backlog=BACKLOG, log_level="error", access_log=False
+        )
+        super().__init__(config)
         self._site = site
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(report_problem)
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Disconnect viewers of live updates first: their connections would never end by themselves."""
@@ -51,6 +60,7 @@ def serve(
     if host is not None and token is None:
         token = secrets.token_hex(16)
     folders = Folders(paths)
+    raise_file_limit()
     listener = listen(host or LOOPBACK, port)
     name = f"[{host}]" if host and ":" in host else (host or LOOPBACK)
     address = f"http://{name}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")

@@ -14,6 +14,7 @@ import time
 from itertools import pairwise
 from typing import Any
 
+from quintet.common.files import one_line
 from quintet.common.processes import is_alive
 from quintet.web.curves import tail_rows
 from quintet.web.folders import RunDir
@@ -27,8 +28,28 @@ STATES = ("running", "finished", "stopped", "failed")
 
 
 def summarise(run_dir: RunDir, label: str) -> dict[str, Any]:
+    """The summary of a run. A run that cannot be read gets one that says so: the other runs must stay visible."""
+    try:
+        return _summarise(run_dir, label)
+    except Exception as error:
+        note = f"this run cannot be read ({type(error).__name__}: {one_line(error)})"
+        return {**_UNREADABLE, "id": label, "state": "failed", "note": note}
+
+
+_UNREADABLE: dict[str, Any] = {
+    **dict.fromkeys(("recipe", "device", "host"), ""),
+    **dict.fromkeys(("steps", "rate", "items_rate", "left", "best", "heartbeat")),
+    "step": 0,
+}
+
+
+def _summarise(run_dir: RunDir, label: str) -> dict[str, Any]:
     state = run_dir.json("state.json")
-    rows = [row for row in tail_rows(run_dir) if isinstance(row.get("time"), (int, float))]
+    rows = [
+        {**row, "time": moment, "step": float(row["step"])}
+        for row in tail_rows(run_dir)
+        if (moment := _number(row.get("time"))) is not None
+    ]
     training = [row for row in rows if any(name.startswith("train/") for name in row)]
     rate = _rate(training)
     step = to_int(state.get("step")) or (to_int(rows[-1]["step"]) if rows else None) or 0
@@ -43,9 +64,9 @@ def summarise(run_dir: RunDir, label: str) -> dict[str, Any]:
         "note": note,
         "step": step,
         "steps": steps,
-        "rate": rate,
+        "rate": _number(rate),
         "items_rate": items if isinstance(items, float) and math.isfinite(items) else None,
-        "left": left,
+        "left": _number(left),
         "best": _best(state.get("best")),
         "device": text(state.get("device")) or "",
         "host": text(state.get("host")) or "",

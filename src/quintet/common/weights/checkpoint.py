@@ -31,7 +31,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quintet.common.files import one_line, open_no_follow, replace_text, sync
-from quintet.errors import CheckpointError
+from quintet.common.weights.pruning import reading
+from quintet.errors import CheckpointError, PrunedError
 
 FORMAT = 1
 ROOT = "checkpoints"
@@ -246,6 +247,8 @@ def verify(folder: Path) -> None:
 
 
 _MAX_DIMS = 64
+_UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError)
+"""Exceptions of safetensors, and of torch, which maps the file into memory, for files that cannot be read."""
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
@@ -256,7 +259,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
         if not sharded:
             _refuse_irregular(path)
         tensors = _join(path) if sharded else load_file(path)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"cannot read {path}: {one_line(error)}") from None
     for key, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
@@ -295,7 +298,7 @@ def sharded_shapes(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
     """The full shapes of the tensors of a sharded group."""
     try:
         return {key: _full_shape(key, shards) for key, shards in _find_shards(folder / name).items()}
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"cannot read {folder / name}: {one_line(error)}") from None
 
 
@@ -369,8 +372,11 @@ def newest_sound(root: Path) -> tuple[Path, list[str]]:
     problems: list[str] = []
     for folder in reversed(steps(root)):
         try:
-            verify(folder)
+            with reading(folder):
+                verify(folder)
             return folder, problems
+        except PrunedError:  # there are newer ones by now
+            return newest_sound(root)
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
@@ -396,11 +402,17 @@ def write_pointer(root: Path, name: str, folder: Path) -> None:
 
 def read_pointer(root: Path, name: str) -> Path | None:
     """The checkpoint that the pointer file `name` refers to, or None if it does not exist."""
-    try:
-        folder = root / read_regular(root / name).decode("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return folder if folder in steps(root) else None
+    before = None
+    while True:
+        try:
+            target = read_regular(root / name).decode("utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        if root / target in steps(root):
+            return root / target
+        if target == before:
+            return None
+        before = target  # read again: it may have been replaced, and its former target deleted
 
 
 def prune(root: Path, keep: int) -> None:

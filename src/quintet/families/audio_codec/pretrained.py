@@ -23,7 +23,7 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecModelConfig
-from quintet.nn.transformers_folder import frozen, load_model, load_transformers, loading
+from quintet.nn.transformers_folder import check_settings, frozen, load_model, load_part, load_transformers, loading
 
 
 class CodecProperties:
@@ -219,8 +219,11 @@ def _settings_text(folder: Path) -> str:
 def _untrained(settings: dict[str, Any]) -> nn.Module:
     """The module with random weights, which are loaded later."""
     library = load_transformers(MODEL_KIND)
+    check_settings(settings, "model.transformers_config")
     with loading(Path("model.transformers_config"), MODEL_KIND):
-        model: nn.Module = library.AutoModel.from_config(library.AutoConfig.for_model(**settings))
+        model: nn.Module = library.AutoModel.from_config(
+            library.AutoConfig.for_model(**settings), trust_remote_code=False
+        )
         return model
 
 
@@ -246,10 +249,7 @@ def _check_supported(folder: Path) -> None:
 
     EnCodec at 48 kHz, for example, needs two channels, and stores a scale per second in addition to its codes.
     """
-    with loading(folder, MODEL_KIND):
-        settings = load_transformers(MODEL_KIND).AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+    settings = load_part(folder, MODEL_KIND, "AutoConfig")
     if settings.model_type not in AudioCodecConfig.TRANSFORMERS:
         known = ", ".join(AudioCodecConfig.TRANSFORMERS)
         raise UsageError(f"{folder} holds a model of type {settings.model_type}, which is not a {MODEL_KIND} ({known})")

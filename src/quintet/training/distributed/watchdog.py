@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from quintet.common.streams import write_error
 from quintet.training.distributed.rendezvous import Store
 
 INTERVAL = 1.0
@@ -74,8 +75,7 @@ class HangWatchdog:
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "  (no stack)\n"
         text = f"process {self.rank} was ended by the watchdog ({failure}); its stack:\n{stack}"
         self.log(text)
-        sys.stderr.write(f"{text}error: ended because of {failure}\n")
-        sys.stderr.flush()
+        write_error(f"{text}error: ended because of {failure}\n")
         try:
             self._report_exit()
         finally:
