@@ -1,0 +1,7 @@
+"""The public names of muse-maskgit-pytorch 0.3.5."""
+
+from __future__ import annotations
+
+from quintet.compat.muse_maskgit_pytorch.trainer import VQGanVAETrainer
+
+__all__ = ["VQGanVAETrainer"]
