@@ -10,8 +10,8 @@ folder, which is also the working directory.
     @usage("MaskGit", "no_mask_token_prob is not supported", refused="no_mask_token_prob")
     def maskgit_no_mask() -> None: ...
 
-With `refused`, the function must end with an error that contains this text. `record.py` executes the usages for the page
-docs/migration.md. A test executes every usage and compares the outcome with the record.
+With `refused`, the function must end with an error that contains this text. `record.py` executes the usages for
+the page docs/migration.md. A test executes every usage and compares the outcome with the record.
 """
 
 from __future__ import annotations
