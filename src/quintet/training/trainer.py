@@ -64,22 +64,12 @@ class Trainer(TrainingSession):
         self.train()
 
     def _train(self, log_fn: LogFunction | None) -> None:
-        if self.engine.is_main and not self.trackers:
-            self.trackers = make_trackers(self.config, self.run.folder)
-        self.display.start(self.step, self.config.train.steps)
-        if ends_with_zero_lr(self.config, self.step):
-            self.print(
-                f"warning: the schedule ends at step {self.config.optim.decay_steps}, and the learning rate is 0 from "
-                f"there on; resume with optim.decay_steps={self.config.train.steps} and --force to extend it"
-            )
-        self.stopwatch = Stopwatch()
+        self._open_outputs()
         stopped = False
         try:
             self._write_state("running")
             while self.step < self.config.train.steps and not stopped:
-                logs = self.train_step()
-                stopped = bool(logs.pop("stop_requested"))
-                logs.update(self._run_callbacks(final=stopped or self.step == self.config.train.steps))
+                logs, stopped = self.advance()
                 if log_fn is not None:
                     log_fn(logs)
             self._write_state("stopped" if stopped else "finished")
@@ -91,14 +81,39 @@ class Trainer(TrainingSession):
                 raise
             raise failure from None
         finally:
-            self._stream = None
-            self.display.stop()
-            for tracker in self.trackers:
-                self.run.best_effort_write(type(tracker).__name__, tracker.close)
-            self.trackers = []
+            self._close_outputs()
         if stopped:
             cause = self._stop.received.name if self._stop.received else "another process or the time limit"
             self.print(f"stopped at step {self.step} by {cause}; continue with `quintet resume {self.run.folder}`")
+
+    def _open_outputs(self) -> None:
+        """Start the trackers and the progress display."""
+        if self.engine.is_main and not self.trackers:
+            self.trackers = make_trackers(self.config, self.run.folder)
+        self.display.start(self.step, self.config.train.steps)
+        if ends_with_zero_lr(self.config, self.step):
+            self.print(
+                f"warning: the schedule ends at step {self.config.optim.decay_steps}, and the learning rate is 0 from "
+                f"there on; resume with optim.decay_steps={self.config.train.steps} and --force to extend it"
+            )
+        self.stopwatch = Stopwatch()
+
+    def _close_outputs(self) -> None:
+        """Stop the data workers, the progress display and the trackers."""
+        self._stream = None
+        self.display.stop()
+        for tracker in self.trackers:
+            self.run.best_effort_write(type(tracker).__name__, tracker.close)
+        self.trackers = []
+
+    def advance(self) -> tuple[Logs, bool]:
+        """One optimizer step and what is due after it: logs, validation, samples, a checkpoint.
+
+        Returns the logs, and whether a stop was requested."""
+        logs = self.train_step()
+        stopped = bool(logs.pop("stop_requested"))
+        logs.update(self._run_callbacks(final=stopped or self.step == self.config.train.steps))
+        return logs, stopped
 
     def train_step(self) -> Logs:
         """One optimizer step. Returns the loss parts as tensors on the device."""
@@ -252,7 +267,9 @@ class Trainer(TrainingSession):
         return logs
 
     def load(self, path: Path | str, restore_optimizer: bool = True) -> None:
-        """Continue from another checkpoint folder of the same task."""
+        """Continue from another checkpoint folder of the same task.
+
+        Without `restore_optimizer`, only the weights are taken: optimizers and step start anew."""
         folder = Path(path)
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a checkpoint folder{pickle_hint(folder)}")
