@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from quintet.compat.muse_maskgit_pytorch.trainer import VQGanVAETrainer
+from quintet.compat.muse_maskgit_pytorch.vqgan import VQGanVAE
 
-__all__ = ["VQGanVAETrainer"]
+__all__ = ["VQGanVAE", "VQGanVAETrainer"]
