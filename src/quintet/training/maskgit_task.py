@@ -127,7 +127,10 @@ class MaskGitTask(Task[ConfigT]):
         inputs = self.model_inputs(batch, keep, train=True)
         hidden = masked.training_mask(batch.rng, inputs.maskable, masked.MASK_SCHEDULES[self.config.loss.mask_schedule])
         hidden = hidden.to(inputs.codes.device)
-        tokens = inputs.codes.masked_fill(hidden, self.maskgit.mask_id)
+        loss = self.config.loss
+        tokens = masked.corrupt(
+            batch.rng, inputs.codes, hidden, self.maskgit.mask_id, loss.visible_token_prob, loss.random_token_prob
+        )
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
             previous = self._own_prediction(batch, tokens, inputs.conditioning)
             logits = modules["maskgit"](tokens, inputs.conditioning, where=hidden, previous=previous)

@@ -1,0 +1,274 @@
+"""`CompatModel`: base of the models with the constructors and calls of the original packages.
+
+A compat model holds quintet's own modules as submodules, and takes its loss from the family's `Task`, so that a
+hand-written loop (`loss.backward(); optimizer.step()`) minimises what quintet's trainers minimise.
+
+State that quintet's trainers change after a step, such as an EMA codebook, is changed at the start of the next training
+forward pass: a hand-written loop has no other hook, and nothing may change between a forward and its backward pass.
+Random choices (masks, dropped texts) are functions of a seed and of the number of the call. The seed is taken from
+torch's global generator when the model is built, so that `torch.manual_seed` makes a script reproducible.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from quintet.common.batch import Batch
+from quintet.common.rng import ItemRNG
+from quintet.common.statistics import Statistics
+from quintet.common.weights import checkpoint
+from quintet.common.weights.loading import check_shapes
+from quintet.common.weights.pretrained import CONFIG, WEIGHTS, pickle_hint
+from quintet.compat.translation import CompatibilityNotice
+from quintet.config import RunConfig, build
+from quintet.errors import UsageError
+from quintet.pipelines.base import Pipeline
+from quintet.training.engine import Engine
+from quintet.training.phase import Loss, Output
+from quintet.training.task import Task
+
+PAGE = "docs/migration.md"
+REST = "compat"
+"""The group of tensors in a saved folder that quintet's own export does not have, such as a discriminator."""
+
+
+@dataclass
+class TrainingParts:
+    """What quintet's own trainer takes: the model, frozen pipelines by key, further modules by name, dotted keys."""
+
+    model: nn.Module
+    frozen: dict[str, Pipeline[Any]] = field(default_factory=dict)
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
+    trained: bool = False
+    """Whether data-dependent state, such as a codebook, was initialised already and must be kept."""
+
+
+@dataclass
+class ForwardPass:
+    """One forward pass of a task, for the losses of its phases."""
+
+    batch: Batch
+    output: Output
+    step: int
+
+
+class CompatModel(nn.Module):
+    """Base class. A subclass builds its submodules in its constructor and describes them in `training_parts`."""
+
+    config_class: ClassVar[type[RunConfig]]
+    task_class: ClassVar[type[Task[Any]]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seed = int(torch.randint(2**62, ()).item())
+        self._calls = 0
+        self._initialised = False
+        self._pending: Statistics | None = None
+        self._task: Task[Any] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(chain(self.parameters(), self.buffers())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        tensors: Iterable[Tensor] = chain(self.parameters(), self.buffers())
+        return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy builds its own task, whose modules are those of the copy.
+        return {**self.__dict__, "_task": None, "_pending": None}
+
+    # --- training -------------------------------------------------------------------------------------------
+
+    def training_parts(self) -> TrainingParts:
+        """The parts of this model for quintet's own trainer."""
+        raise UsageError(f"{type(self).__name__} is a part of another model and has no trainer of its own")
+
+    @property
+    def task(self) -> Task[Any]:
+        """quintet's task of this model, for its losses."""
+        if self._task is None:
+            parts = self.training_parts()
+            self._task = build_task(self.config_class, self.task_class, parts)
+        return self._task
+
+    def new_rng(self, size: int) -> ItemRNG:
+        """The random numbers of one call with `size` items; each call has others."""
+        self._calls += 1
+        return ItemRNG(self._seed, [self._calls - 1] * size, range(size))
+
+    def make_batch(self, fields: Mapping[str, Any], size: int) -> Batch:
+        """A batch of quintet with these fields, on the device of the model."""
+        batch = Batch(dict(fields), tuple(map(str, range(size))), self.new_rng(size))
+        return batch.to(self.device, self.dtype)
+
+    def forward_pass(self, fields: Mapping[str, Any], size: int, *, updates: bool = True) -> ForwardPass:
+        """Run the task on a batch. In training mode, first apply the statistics of the last training pass.
+
+        `updates` is false for a pass that trains only another module, such as a discriminator: a codebook follows the
+        passes that train the encoder.
+        """
+        step = self._calls
+        batch = self.make_batch(fields, size)
+        if self.training and updates:
+            self.apply_statistics()
+            self._init_from_data(batch)
+        with torch.set_grad_enabled(updates and torch.is_grad_enabled()):
+            output = self.task.forward(self.task.modules, batch, step)
+        if updates:
+            self.collect(output.statistics)
+        return ForwardPass(batch, output, step)
+
+    def phase_loss(self, name: str, forward_pass: ForwardPass) -> Loss:
+        """The loss of a phase of the task, such as `generator`."""
+        phase = next(phase for phase in self.task.phases if phase.name == name)
+        loss = phase.loss(self.task.modules, forward_pass.batch, forward_pass.output, forward_pass.step)
+        self.collect(loss.statistics)
+        return loss
+
+    def apply_statistics(self) -> None:
+        """Apply the statistics of the last training pass, as quintet's trainers do after a step."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.task.after_step(pending, self._calls)
+
+    def collect(self, statistics: Statistics) -> None:
+        """Keep the statistics of a training pass for `apply_statistics`."""
+        if self.training and (statistics.sums or statistics.rows):
+            with torch.no_grad():
+                self._pending = statistics if self._pending is None else self._pending + statistics
+
+    def _init_from_data(self, batch: Batch) -> None:
+        """Data-dependent initialisation, such as k-means, at the first training pass of a new model."""
+        if not self._initialised:
+            self._initialised = True
+            # No task uses the engine to initialise; it exists only in a run.
+            self.task.init_from_data(self.task.modules, [batch], cast(Engine, None))
+
+    # --- saving ---------------------------------------------------------------------------------------------
+
+    def contents(self) -> checkpoint.Contents:
+        """The files of a saved folder. The tensors are those of this model, not copies."""
+        if not hasattr(self, "task_class"):  # a part of another model
+            settings = {"class": type(self).__name__, "model": {}}
+            return checkpoint.Contents({WEIGHTS: dict(self.state_dict())}, {CONFIG.removesuffix(".json"): settings})
+        contents = self.task.pipeline(self.task.modules).contents()
+        exported = {tensor.data_ptr() for group in contents.tensors.values() for tensor in group.values()}
+        rest = {name: tensor for name, tensor in self.state_dict().items() if tensor.data_ptr() not in exported}
+        if rest:
+            contents.tensors[REST] = rest
+        return contents
+
+    def save(self, path: str | Path) -> None:
+        """Write the folder `path` in quintet's export format; a folder that `save` wrote is replaced."""
+        self.apply_statistics()
+        replace_folder(Path(path), self.contents())
+
+    def load(self, path: str | Path) -> Self:
+        """Load the weights of a folder that `save` wrote."""
+        folder = Path(path)
+        refuse_pickle(folder)
+        for name, tensors in self.contents().tensors.items():
+            saved = checkpoint.read_tensors(folder, name)
+            check_shapes(tensors, {key: tuple(value.shape) for key, value in saved.items()}, str(folder / name))
+            with torch.no_grad():
+                for key, tensor in tensors.items():
+                    tensor.copy_(saved[key])
+        self._forget_training()
+        return self
+
+    def load_state_dict(self, *arguments: Any, **keywords: Any) -> Any:
+        self._forget_training()
+        return super().load_state_dict(*arguments, **keywords)
+
+    def _forget_training(self) -> None:
+        """Loaded weights are not initialised from data, and the hash of a frozen model may differ now."""
+        self._initialised, self._pending, self._task = True, None, None
+
+
+def build_task(config_class: type[RunConfig], task_class: type[Task[Any]], parts: TrainingParts) -> Task[Any]:
+    """The task that quintet's trainer would build from these parts."""
+    model: Any = parts.model
+    references = {name: pipeline.reference for name, pipeline in parts.frozen.items()}
+    overrides = {"data.path": None, "model": model.config.model_dump(mode="json"), **references, **parts.keys}
+    modules = {task_class.pipeline_class.exported: model, **parts.modules}
+    return task_class(build(config_class, overrides=overrides), parts.frozen, modules)
+
+
+# --- folders ------------------------------------------------------------------------------------------------
+
+
+def refuse_pickle(path: Path) -> None:
+    """Raise `UsageError` for a path that is not a saved folder; a file is not opened."""
+    if path.is_file():
+        raise UsageError(
+            f"{path} is a file, and quintet never opens pickled checkpoints; it loads the folder that `save` of "
+            f"quintet.compat wrote (see {PAGE})"
+        )
+    if not (path / CONFIG).is_file():
+        hint = pickle_hint(path) if path.is_dir() else ""
+        raise UsageError(f"{path} is not a folder that `save` of quintet.compat wrote{hint}")
+
+
+def replace_folder(target: Path, contents: checkpoint.Contents) -> None:
+    """Write a folder; a folder that quintet wrote there before is replaced, anything else is refused."""
+    if target.exists() and not (target / checkpoint.MANIFEST).is_file() and not _is_empty(target):
+        raise UsageError(f"{target} exists and was not written by quintet; choose another path, or delete it")
+    staged, old = target.with_name(f".new-{target.name}"), target.with_name(f".old-{target.name}")
+    for leftover in (staged, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    checkpoint.write_folder(staged, contents)
+    if target.exists():
+        os.rename(target, old)
+    os.rename(staged, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+# --- arguments of the originals --------------------------------------------------------------------------------
+
+
+def refuse_unless(owner: str, name: str, value: Any, fits: Iterable[Any], reason: str) -> None:
+    """Refuse an argument that quintet's model does not have, unless its value means the same as leaving it out."""
+    if not any(value is fit or (type(value) is type(fit) and bool(value == fit)) for fit in fits):
+        raise UsageError(f"{owner}: {name}={value!r} is refused: {reason}")
+
+
+def refuse_unknown(owner: str, keywords: Mapping[str, Any]) -> None:
+    """Refuse keywords that the original does not have either."""
+    if keywords:
+        raise UsageError(f"{owner} has no argument '{next(iter(keywords))}'")
+
+
+def notify(owner: str, *sentences: str) -> None:
+    """Warn once per call about what differs from the original, at the line of the caller."""
+    if sentences:
+        text = f"{owner}: {'; '.join(sentences)} (see {PAGE})"
+        warnings.warn(text, CompatibilityNotice, stacklevel=_levels_to_caller())
+
+
+def _levels_to_caller() -> int:
+    """The `stacklevel` of the first frame outside of quintet, counted from `notify`."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "quintet":
+        frame = frame.f_back
+        level += 1
+    return level
