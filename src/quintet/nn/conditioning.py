@@ -117,6 +117,20 @@ class PrecomputedText(nn.Module):
         return _projected(text, self.project), text_mask
 
 
+def embeddings_as_text(
+    encoder: nn.Module | None, vectors: Tensor, mask: Tensor, keep: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The tensors of `prepare` for text embeddings (batch, words, dim) with `mask` (batch, words)."""
+    if not isinstance(encoder, FrozenText | PrecomputedText):
+        raise UsageError("text embeddings need model.text=vectors, or the encoder that made them (model.text=hf:…)")
+    if vectors.shape[-1] != encoder.project.in_features:
+        raise UsageError(
+            f"text embeddings of dimension {vectors.shape[-1]} do not fit this model, which takes "
+            f"{encoder.project.in_features}"
+        )
+    return {"text": vectors, "text_mask": mask_dropped(mask, keep)}
+
+
 def _projected(vectors: Tensor, project: nn.Linear) -> Tensor:
     """Projected embeddings, normalised first: encoders differ in their scale."""
     out: Tensor = project(F.layer_norm(vectors.to(project.weight.dtype), (project.in_features,)))
