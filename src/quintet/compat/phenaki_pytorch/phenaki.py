@@ -127,8 +127,14 @@ class Phenaki(CompatModel):
         return notices
 
     def set_num_frames(self, frames: int) -> None:
-        """Set the window to the clips of a data set; weights that do not depend on the length stay."""
+        """Set the window to the clips of a data set. Positions in time that both windows have keep their weights."""
         config = self.cvivit.model.config
+        if config.latent_frames(frames) * self.cvivit.image_num_tokens > self.maskgit.max_seq_len:
+            raise UsageError(
+                f"{NAME}: clips of {frames} frames have "
+                f"{config.latent_frames(frames) * self.cvivit.image_num_tokens} codes, more than "
+                f"max_seq_len={self.maskgit.max_seq_len} of the MaskGit"
+            )
         self._task = None
         for part in (self.maskgit, self.critic):
             if part is not None:
