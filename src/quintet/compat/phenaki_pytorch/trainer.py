@@ -106,11 +106,16 @@ class PhenakiTrainer(CompatTrainer):
 
     @property
     def unconditional(self) -> bool:
-        return not bool(self.own.config.model.conditional)
+        model: Any = self.own.config.model
+        return bool(model.text == "none")
 
     @property
     def image_size(self) -> Any:
         return self.own.task.frozen["tokenizer"].model.config.image_size
+
+    @property
+    def ds(self) -> Any:
+        return super().ds if self.dataset is None else self.dataset
 
     @property
     def dl(self) -> Iterator[Any]:
