@@ -19,6 +19,7 @@ from quintet.compat.items import (
     is_texts,
     loader_of,
 )
+from quintet.compat.phenaki_pytorch.phenaki import Phenaki
 from quintet.compat.trainer import CompatTrainer, LogFunction
 from quintet.errors import UsageError
 from quintet.families.phenaki.trainer import PhenakiTrainer as OwnPhenakiTrainer
@@ -49,6 +50,8 @@ class PhenakiTrainer(CompatTrainer):
             if unknown or len(set(names)) != len(names):
                 raise UsageError(f"PhenakiTrainer: dataset_fields are different names of {', '.join(FIELDS)}")
             arguments["data"] = NamedItems(arguments.get("data"), names)
+        if isinstance(model, Phenaki):
+            model.set_num_frames(keys.get("data.frames", self._default("num_frames")))
 
     def logs(self, logs: Logs) -> float:
         """The sum of the losses of generator and critic."""
