@@ -28,7 +28,8 @@ from quintet.nn.transformer import Transformer
 
 Conditioning = Mapping[str, Tensor]
 """Named tensors, batch first: `text` and `text_mask` of a text encoder; `low`, low-resolution tokens; `valid_mask`, the
-valid tokens of rows that end early. `MaskGit.precompute_conditioning` replaces them by encoded tensors."""
+valid tokens of rows that end early; `context` (batch, symbols, text_dim) and `context_mask`, further context that needs
+no encoder. `MaskGit.precompute_conditioning` replaces them by encoded tensors."""
 
 LOW_DEPTH = 2
 """Number of blocks of the transformer over low-resolution codes."""

@@ -164,6 +164,9 @@ class _TokenTransformer(nn.Module):
             vectors, mask = self.text_encoder(conditioning["text"], conditioning["text_mask"])
             contexts.append(vectors)
             masks.append(mask)
+        if "context" in conditioning:
+            contexts.append(conditioning["context"])
+            masks.append(conditioning["context_mask"])
         if self._has_low(conditioning):
             assert self.low is not None
             vectors, low_res = self.low(conditioning["low"])
