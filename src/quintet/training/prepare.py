@@ -16,8 +16,8 @@ from quintet.config import RunConfig
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.training.engine import check_world
-from quintet.training.optim import learning_rate
 from quintet.training.run_folder import Run
+from quintet.training.schedule import learning_rate
 from quintet.training.task import Task
 
 
@@ -125,6 +125,8 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
 def ends_with_zero_lr(config: RunConfig, step: int) -> bool:
     """Whether the run continues past the end of a schedule that decays to a learning rate of 0."""
     decay_steps, steps = config.optim.decay_steps, config.train.steps
+    if config.optim.scheduler is not None:
+        return False
     return decay_steps is not None and step < steps > decay_steps and not learning_rate(config.optim, steps - 1)
 
 

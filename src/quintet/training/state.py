@@ -136,7 +136,9 @@ class TrainingState:
         return contents
 
     def restore(self, folder: Path, optimizers: bool = True) -> dict[str, Any]:
-        """Restore everything from a verified checkpoint; returns its `meta.json`."""
+        """Restore everything from a verified checkpoint; returns its `meta.json`.
+
+        Without `optimizers`, restore the weights alone: optimizers and progress start anew."""
         meta = read_meta(folder, self.task.name)
         progress = read_progress(folder, meta)
         for name, module in self.task.modules.items():
@@ -144,10 +146,12 @@ class TrainingState:
         if self.ema:
             for name, module in self.ema.modules.items():
                 load_sharded(module, folder, f"ema/{name}")
-        if optimizers:
-            for state in self.phases:
+        for state in self.phases:
+            if optimizers:
                 self._restore_optimizer(state, folder)
-        self.progress = progress
+            else:
+                state.optimizer.state.clear()
+        self.progress = progress if optimizers else Progress()
         return meta
 
     def _restore_optimizer(self, state: PhaseState, folder: Path) -> None:

@@ -286,12 +286,12 @@ def test_phenaki_model_is_trained_with_its_critic(tmp_path: Path) -> None:
         )
     trainer.train()
     trainer.close()
-    assert trainer.unwrapped_model is maskgit
+    assert trainer.unwrapped_model is phenaki
     assert not torch.equal(phenaki.critic.to_score.weight, before)  # type: ignore[union-attr]
-    samples = tmp_path / "run" / "samples" / "step-00000003"
-    assert (samples / "000-a-red-ball.mp4").exists()
+    run = tmp_path / "run" / "phenaki-1"
+    assert (run / "samples" / "step-00000003" / "000-a-red-ball.mp4").exists()
     # The tokenizer is stored with the run.
-    stored = PhenakiPipeline.from_pretrained(tmp_path / "run").tokenizer.model
+    stored = PhenakiPipeline.from_pretrained(run).tokenizer.model
     assert all(torch.equal(stored.state_dict()[name], value) for name, value in cvivit.state_dict().items())
 
 
