@@ -10,6 +10,7 @@ from torch import Tensor
 
 from compat.usage import usage
 from quintet.compat.musiclm_pytorch import (
+    AudioLM,
     AudioSpectrogramTransformer,
     MuLaN,
     MuLaNEmbedQuantizer,
@@ -220,6 +221,11 @@ def sigmoid() -> None:
     scores = audio @ text.t() * 10 - 10
     labels = 2 * torch.eye(5) - 1
     torch.testing.assert_close(model(audio, text), -torch.nn.functional.logsigmoid(labels * scores).sum() / 5)
+
+
+@usage("AudioLM", "README: the model of audiolm-pytorch", refused="AudioLM is refused")
+def audio_lm() -> None:
+    AudioLM(wav2vec=None, codec=None)
 
 
 @usage("MusicLM", "text to music", refused="which quintet does not have")

@@ -78,7 +78,7 @@ class MuLaN(CompatModel):
         return TrainingParts(self.model, keys=keys, trained=self._initialised)
 
     def get_audio_latents(self, wavs: Tensor, return_all_layers: bool = False) -> Any:
-        """Unit embeddings (batch, dim_latent); with `return_all_layers` also the states of the blocks before the last."""
+        """Unit embeddings (batch, dim_latent); with `return_all_layers` also the states of all blocks but the last."""
         waves, lengths = checked_waves(wavs, self.audio)
         noise = self.audio.new_noise(len(wavs))
         states, layers = with_layers(self.model.audio.transformer, lambda: self.model.audio(waves, lengths, noise))
@@ -88,7 +88,7 @@ class MuLaN(CompatModel):
     def get_text_latents(
         self, texts: Tensor | None = None, raw_texts: Sequence[str] | None = None, return_all_layers: bool = False
     ) -> Any:
-        """Unit embeddings (batch, dim_latent); with `return_all_layers` also the states of the blocks before the last."""
+        """Unit embeddings (batch, dim_latent); with `return_all_layers` also the states of all blocks but the last."""
         states, layers = self.text(texts, raw_texts, return_all_layers=True)
         latents = F.normalize(self.model.text_to_latent[-1](states), dim=-1)
         return (latents, layers) if return_all_layers else latents

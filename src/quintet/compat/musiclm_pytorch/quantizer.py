@@ -99,6 +99,13 @@ class MuLaNEmbedQuantizer(CompatModel):
         return codes if self.rq.code_axes else codes[:, None]
 
 
+class AudioLM:
+    """Refused: the model of audiolm-pytorch is not part of quintet."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        raise UsageError("AudioLM is refused: quintet does not have it; train a SoundStorm for audio")
+
+
 class MusicLM:
     """Refused: it generates with AudioLM, which is not part of quintet."""
 
