@@ -95,7 +95,7 @@ class VQGanVAE(CompatModel):
         }
         self.discr: nn.Module | None = None
         if use_vgg_and_gan:
-            self.discr = build_task(VQGanConfig, VQGanTask, self.training_parts()).modules["discriminator"]
+            self.discr = build_task(VQGanTask, self.training_parts()).modules["discriminator"]
             if vgg is None:
                 notices.append(
                     "there is no perceptual loss, because nothing is downloaded; "

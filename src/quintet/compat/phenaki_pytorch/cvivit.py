@@ -94,7 +94,7 @@ class CViViT(CompatModel):
         }
         self.discr: nn.Module | None = None
         if use_vgg_and_gan:
-            self.discr = build_task(CViViTConfig, CViViTTask, self.training_parts()).modules["discriminator"]
+            self.discr = build_task(CViViTTask, self.training_parts()).modules["discriminator"]
             notices.append("the discriminator classifies patches and has no attention (discr_attn_res_layers)")
             if vgg is None:
                 notices.append(
