@@ -23,8 +23,8 @@ from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.base import Tokenizer
-from quintet.sampling.masked import Sampling, linear
 from quintet.sampling.guidance import encode_prompts
+from quintet.sampling.masked import Sampling, linear
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 """32 codes on a grid of 2 x 2; each code covers 8 x 8 pixels and two frames."""
