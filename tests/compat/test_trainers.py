@@ -24,7 +24,7 @@ from quintet.errors import QuintetError, RunError, UsageError
 
 STEPS = {name: "train_num_steps" if name == "PhenakiTrainer" else "num_train_steps" for name in TRAINERS}
 SAVES = {
-    **dict.fromkeys(("MuLaNTrainer", "SoundStormTrainer", "VQGanVAETrainer"), "save_model_every"),
+    **dict.fromkeys(("MuLaNTrainer", "SoundStormTrainer", "VQGanVAETrainer", "CViViTTrainer"), "save_model_every"),
     "PhenakiTrainer": "save_and_sample_every",
     **dict.fromkeys(("MeshAutoencoderTrainer", "MeshTransformerTrainer"), "checkpoint_every"),
 }

@@ -1,4 +1,4 @@
-"""The six trainers with the smallest models and data, for the tests of their members and usages."""
+"""The trainers with the smallest models and data, for the tests of their members and usages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.families.phenaki.model import Phenaki
 from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
 from quintet.media.image import write_image
+from quintet.media.video_writing import write_video
 from quintet.nn.maskgit import MaskGit
 from quintet.pipelines.loading import open_pipeline
 
@@ -104,6 +105,25 @@ def make_vqgan(folder: Path, **options: Any) -> Any:
     )
 
 
+def clips(folder: Path, count: int = 8) -> Path:
+    """A folder of random videos."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for number in range(count):
+        write_video(torch.rand(3, 5, 16, 16, generator=generator), folder / f"{number}.gif")
+    return folder
+
+
+def make_cvivit(folder: Path, **options: Any) -> Any:
+    videos = folder / "clips"
+    settings = {"folder": str(videos if videos.exists() else clips(videos)), "num_frames": 5, "batch_size": 2}
+    sizes = {"dim": 16, "codebook_size": 16, "image_size": 16, "patch_size": 8, "temporal_patch_size": 2}
+    depths = {"spatial_depth": 1, "temporal_depth": 1, "dim_head": 8, "heads": 2}
+    return phenaki_pytorch.CViViTTrainer(
+        phenaki_pytorch.CViViT(**sizes, **depths), **{**settings, "num_train_steps": 8, **results(folder), **options}
+    )
+
+
 def make_phenaki(folder: Path, **options: Any) -> Any:
     data = Items(lambda index: (torch.rand(3, 5, 16, 16), f"clip {index}"))
     settings = {"dataset": data, "num_frames": 5, "batch_size": 2, "train_num_steps": 8, "sample_texts": ["a clip"]}
@@ -137,6 +157,7 @@ MAKERS: Mapping[str, Callable[..., Any]] = {
     "MuLaNTrainer": make_mulan,
     "SoundStormTrainer": make_soundstorm,
     "VQGanVAETrainer": make_vqgan,
+    "CViViTTrainer": make_cvivit,
     "PhenakiTrainer": make_phenaki,
     "MeshAutoencoderTrainer": make_autoencoder,
     "MeshTransformerTrainer": make_transformer,

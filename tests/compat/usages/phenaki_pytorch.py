@@ -1,14 +1,26 @@
-"""Usages of the models of phenaki-pytorch."""
+"""Usages of the models of phenaki-pytorch, and of its trainers with them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from compat.usage import usage
-from quintet.compat.phenaki_pytorch import CViViT, MaskGit, Phenaki, TokenCritic, make_video
+from quintet.compat.phenaki_pytorch import (
+    CViViT,
+    CViViTTrainer,
+    MaskGit,
+    Phenaki,
+    PhenakiTrainer,
+    TokenCritic,
+    make_video,
+)
 
 TEXTS = ["a whale breaching from afar", "fireworks"]
 
@@ -204,3 +216,75 @@ def scenes() -> None:
     )
     assert entire_video.shape == (1, 3, 17 + 14 + 14, 16, 8)
     assert [part.shape[2] for part in parts] == [17, 14, 14]
+
+
+def images_in(folder: Path, count: int = 6) -> str:
+    for number in range(count):
+        pixels = np.full((16, 16, 3), 40 * number, np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return str(folder)
+
+
+class MockTextVideoDataset(Dataset[Any]):
+    def __init__(self, length: int = 10, image_size: int = 16, num_frames: int = 5) -> None:
+        super().__init__()
+        self.num_frames, self.image_size, self.len = num_frames, image_size, length
+
+    def __len__(self) -> int:
+        return self.len
+
+    def __getitem__(self, idx: int) -> Any:
+        video = torch.randn(3, self.num_frames, self.image_size, self.image_size // 2)
+        return video, "video caption"
+
+
+@usage("CViViTTrainer", "a folder of images, train_on_images and use_ema=False (README)")
+def cvivit_trainer(folder: Path) -> None:
+    (folder / "images").mkdir()
+    trainer = CViViTTrainer(
+        tiny_cvivit(),
+        folder=images_in(folder / "images"),
+        batch_size=2,
+        grad_accum_every=2,
+        train_on_images=True,
+        use_ema=False,
+        num_train_steps=2,
+    )
+    trainer.train()
+    assert int(trainer.steps.item()) == 2
+
+
+@usage("PhenakiTrainer", "a data set of random videos and captions (README)")
+def phenaki_trainer(folder: Path) -> None:
+    (folder / "captions.txt").write_text("a whale\nfireworks\n")
+    phenaki = tiny_phenaki()
+    trainer = PhenakiTrainer(
+        phenaki=phenaki,
+        batch_size=2,
+        grad_accum_every=2,
+        train_on_images=False,
+        dataset=MockTextVideoDataset(),
+        num_frames=5,
+        train_num_steps=2,
+        num_samples=3,
+        sample_num_frames=3,
+        sample_texts_file_path=str(folder / "captions.txt"),
+    )
+    trainer.train()
+    assert len(list(folder.glob("results/*/samples/*/0*.gif"))) == 3
+    assert phenaki.sample(texts="a whale", num_frames=3).shape == (1, 3, 3, 16, 8)
+
+
+@usage("PhenakiTrainer", "unconditional, a folder of images (README)")
+def phenaki_trainer_images(folder: Path) -> None:
+    (folder / "images").mkdir()
+    trainer = PhenakiTrainer(
+        phenaki=tiny_phenaki(maskgit=tiny_maskgit(unconditional=True)),
+        batch_size=2,
+        grad_accum_every=2,
+        train_on_images=True,
+        dataset=images_in(folder / "images"),
+        train_num_steps=2,
+        num_samples=2,
+    )
+    trainer.train()

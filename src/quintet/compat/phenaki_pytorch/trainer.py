@@ -1,4 +1,4 @@
-"""Trainer of phenaki-pytorch."""
+"""Trainers of phenaki-pytorch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from quintet.compat.items import (
     loader_of,
 )
 from quintet.compat.phenaki_pytorch.phenaki import Phenaki
+from quintet.compat.tokenizer_trainer import TokenizerTrainer
 from quintet.compat.trainer import CompatTrainer, LogFunction
 from quintet.errors import UsageError
+from quintet.families.cvivit.trainer import CViViTTrainer as OwnCViViTTrainer
 from quintet.families.phenaki.trainer import PhenakiTrainer as OwnPhenakiTrainer
 from quintet.training.trainer import Logs
 
@@ -33,6 +35,12 @@ FIELDS = {
     "text_embeds": is_floats(3),
 }
 """The fields of a batch, by the values that they accept."""
+
+
+class CViViTTrainer(TokenizerTrainer):
+    """Trains a `CViViT` on a folder of videos or images, with the arguments of the original."""
+
+    own_class = OwnCViViTTrainer
 
 
 class PhenakiTrainer(CompatTrainer):

@@ -106,7 +106,7 @@ SOUNDSTORM: tuple[Member, ...] = (
     *ACCELERATOR,
     *MODULE,
 )
-VQGAN: tuple[Member, ...] = (
+GAN_TOKENIZER: tuple[Member, ...] = (
     *_values("vae steps num_train_steps batch_size grad_accum_every vae_parameters optim discr_optim"),
     *_values("max_grad_norm discr_max_grad_norm use_ema save_model_every save_results_every"),
     *_values("apply_grad_penalty_every results_folder accelerator"),
@@ -121,6 +121,8 @@ VQGAN: tuple[Member, ...] = (
     *ACCELERATOR,
     *MODULE,
 )
+VQGAN: tuple[Member, ...] = GAN_TOKENIZER
+CVIVIT: tuple[Member, ...] = GAN_TOKENIZER
 PHENAKI: tuple[Member, ...] = (
     *_values("model unconditional batch_size grad_accum_every max_grad_norm train_num_steps image_size num_samples"),
     *_values("sample_texts save_and_sample_every sample_num_frames train_on_images ds dataset_fields opt step"),
@@ -180,6 +182,7 @@ MEMBERS: Mapping[str, tuple[Member, ...]] = {
     "MuLaNTrainer": MULAN,
     "SoundStormTrainer": SOUNDSTORM,
     "VQGanVAETrainer": VQGAN,
+    "CViViTTrainer": CVIVIT,
     "PhenakiTrainer": PHENAKI,
     "MeshAutoencoderTrainer": MESH_AUTOENCODER,
     "MeshTransformerTrainer": MESH_TRANSFORMER,
