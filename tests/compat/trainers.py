@@ -14,11 +14,8 @@ from contract.cases import GOLDEN
 from quintet.compat import meshgpt_pytorch, muse_maskgit_pytorch, musiclm_pytorch, phenaki_pytorch, soundstorm_pytorch
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
 from quintet.families.mesh_transformer.model import MeshTransformer
-from quintet.families.phenaki.model import Phenaki
-from quintet.families.soundstorm.model import ConformerWrapper, SoundStorm
 from quintet.media.image import write_image
 from quintet.media.video_writing import write_video
-from quintet.nn.maskgit import MaskGit
 from quintet.pipelines.loading import open_pipeline
 
 
@@ -56,6 +53,15 @@ def mesh(index: int) -> tuple[torch.Tensor, torch.Tensor]:
     return CUBE * torch.tensor([1.0, 0.5 + 0.05 * index, 0.8]), TRIANGLES[: 12 - 2 * (index % 2)]
 
 
+RATES: dict[str, Any] = {
+    "wav2vec_target_sample_hz": 16000,
+    "wav2vec_downsample_factor": 640,
+    "codec_target_sample_hz": 16000,
+    "codec_downsample_factor": 320,
+}
+"""25 semantic and 50 acoustic tokens per second."""
+
+
 def vae(**options: Any) -> Any:
     return muse_maskgit_pytorch.VQGanVAE(
         **{"dim": 8, "layers": 2, "codebook_size": 16, "discr_layers": 1, "use_vgg_and_gan": True, **options}
@@ -63,15 +69,22 @@ def vae(**options: Any) -> Any:
 
 
 def storm(**options: Any) -> Any:
-    sizes: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "head_dim": 8, "num_codes": 9, "num_quantizers": 3}
-    rates: dict[str, Any] = {"frame_rate": 50.0, "max_frames": 40, "semantic_codes": 5, "semantic_rate": 25.0}
-    return SoundStorm(ConformerWrapper(**{**sizes, **rates, **options}))
+    wrapper = soundstorm_pytorch.ConformerWrapper(
+        codebook_size=9,
+        num_quantizers=3,
+        conformer={"dim": 16, "depth": 1, "heads": 2, "dim_head": 8},
+    )
+    return soundstorm_pytorch.SoundStorm(wrapper, num_semantic_token_ids=5, **{**RATES, "steps": 2, **options})
 
 
-def phenaki() -> Any:
-    text: dict[str, Any] = {"text_dim": 16, "text_length": 32}
-    tokenizer: Any = open_pipeline(GOLDEN / "cvivit-format-1" / "hub")
-    return Phenaki(MaskGit(grid=(3, 2, 2), num_codes=32, dim=16, depth=1, heads=2, **text), tokenizer.model)
+def phenaki(**options: Any) -> Any:
+    sizes: dict[str, Any] = {"dim": 16, "codebook_size": 16, "image_size": 16, "patch_size": 8}
+    depths: dict[str, Any] = {"temporal_patch_size": 2, "spatial_depth": 1, "temporal_depth": 1, "dim_head": 8}
+    maskgit = phenaki_pytorch.MaskGit(
+        num_tokens=16, max_seq_len=40, dim=16, dim_context=768, depth=1, heads=2, dim_head=8
+    )
+    cvivit = phenaki_pytorch.CViViT(**sizes, **depths, heads=2)
+    return phenaki_pytorch.Phenaki(cvivit=cvivit, maskgit=maskgit, steps=2, **options)
 
 
 def autoencoder() -> Any:
@@ -94,7 +107,9 @@ def make_mulan(folder: Path, **options: Any) -> Any:
 def make_soundstorm(folder: Path, **options: Any) -> Any:
     data = Items(lambda index: (torch.randint(0, 5, (10,)), torch.randint(0, 9, (20, 3))))
     settings = {"num_train_steps": 8, "num_warmup_steps": 2, "batch_size": 2, "valid_frac": 0.3, "dataset": data}
-    return soundstorm_pytorch.SoundStormTrainer(storm(), **{**settings, **results(folder), **options})
+    return soundstorm_pytorch.SoundStormTrainer(
+        options.pop("model", None) or storm(), **{**settings, **results(folder), **options}
+    )
 
 
 def make_vqgan(folder: Path, **options: Any) -> Any:
@@ -127,7 +142,7 @@ def make_cvivit(folder: Path, **options: Any) -> Any:
 def make_phenaki(folder: Path, **options: Any) -> Any:
     data = Items(lambda index: (torch.rand(3, 5, 16, 16), f"clip {index}"))
     settings = {"dataset": data, "num_frames": 5, "batch_size": 2, "train_num_steps": 8, "sample_texts": ["a clip"]}
-    keys = {"data.num_workers": 0, "sample.steps": 2}
+    keys = {"data.num_workers": 0}
     return phenaki_pytorch.PhenakiTrainer(
         phenaki(),
         **{**settings, "num_samples": 4, **results(folder), "config": keys, **options},

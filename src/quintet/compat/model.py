@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
-from quintet.common.weights.loading import check_shapes
+from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
 from quintet.common.weights.pretrained import CONFIG, WEIGHTS, pickle_hint
 from quintet.compat.translation import CompatibilityNotice
 from quintet.config import RunConfig
@@ -114,8 +114,10 @@ class CompatModel(LossPasses, nn.Module):
         replace_folder(Path(path), self.contents())
 
     def load(self, path: str | Path) -> Self:
-        """Load the weights of a folder that `save` wrote."""
+        """Load the weights of a folder that `save` wrote, or of a checkpoint of a trainer."""
         folder = Path(path)
+        if (folder / "meta.json").is_file() and hasattr(self, "task_class"):
+            return self._load_checkpoint(folder)
         refuse_pickle(folder)
         for name, tensors in self.contents().tensors.items():
             saved = checkpoint.read_tensors(folder, name)
@@ -123,6 +125,15 @@ class CompatModel(LossPasses, nn.Module):
             with torch.no_grad():
                 for key, tensor in tensors.items():
                     tensor.copy_(saved[key])
+        self._forget_training()
+        return self
+
+    def _load_checkpoint(self, folder: Path) -> Self:
+        """Load the live weights of a checkpoint of quintet's trainer."""
+        checkpoint.verify(folder)
+        read_meta(folder, self.task_class.pipeline_class.recipe)
+        for name, module in self.task.modules.items():
+            copy_tensors(module, checkpoint.read_tensors(folder, name), str(folder / name))
         self._forget_training()
         return self
 

@@ -309,6 +309,10 @@ class CompatTrainer(nn.Module):
         return model
 
     @property
+    def num_train_steps(self) -> int:
+        return self.own.config.train.steps
+
+    @property
     def device(self) -> torch.device:
         return self.own.device
 

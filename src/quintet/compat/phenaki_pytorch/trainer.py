@@ -109,6 +109,15 @@ class PhenakiTrainer(CompatTrainer):
         return self.unwrapped_model
 
     @property
+    def train_num_steps(self) -> int:
+        return self.num_train_steps
+
+    @property
+    def sample_num_frames(self) -> int:
+        config: Any = self.own.config
+        return int(config.sample.frames or config.data.frames)
+
+    @property
     def opt(self) -> torch.optim.Optimizer:
         return self.optimizer_of()
 
