@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit identity faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser figures reference results clean
+.PHONY: help setup demo test lint types unit identity faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser figures reference migration results clean
 
 help:
 	@echo "make demo         set up, then train on synthetic images and show the result (under 10 minutes)"
@@ -26,6 +26,7 @@ help:
 	@echo "make browser      install Chromium from Debian for the tests of the web page, if permitted"
 	@echo "make figures      draw the layers in docs/architecture.md from the imports in the source"
 	@echo "make reference    write the pages of all configuration keys, docs/reference"
+	@echo "make migration    execute the usages of the original packages and write docs/migration.md"
 	@echo "make results      run the longer experiments of docs/results.md (about 40 minutes; EMOJI=folder of the emoji)"
 
 setup: $(SETUP)
@@ -127,6 +128,11 @@ figures: setup
 # A test compares them with the source.
 reference: setup
 	PYTHONPATH=src $(BIN)/python -m quintet.cli.reference
+
+# A test compares both with the source.
+migration: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python -m compat.record $(USAGES)
+	PYTHONPATH=src $(BIN)/python -m quintet.compat > docs/migration.md
 
 results: setup
 	$(BIN)/quintet demo image --full --out runs/full

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
 
 import quintet
 from quintet import compat, registry
@@ -21,6 +23,7 @@ from quintet.compat.migration_page import METHODS, page
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
 from quintet.compat.tables.shared import OWN, PARTS
+from quintet.compat.translation import add_defaults, check_required, scale_to_processes
 from quintet.config import RunConfig, build, keys
 from quintet.errors import UsageError
 from quintet.training.options import KEYS, TrainerOptions
@@ -36,6 +39,10 @@ SIGNATURES = {
     "VQGanVAETrainer": "vae folder num_train_steps batch_size image_size lr grad_accum_every max_grad_norm "
     "discr_max_grad_norm save_results_every save_model_every results_folder valid_frac random_split_seed use_ema "
     "ema_beta ema_update_after_step ema_update_every apply_grad_penalty_every accelerate_kwargs",
+    "CViViTTrainer": "vae num_train_steps batch_size folder train_on_images num_frames lr grad_accum_every wd "
+    "max_grad_norm discr_max_grad_norm save_results_every save_model_every results_folder valid_frac "
+    "random_split_seed use_ema ema_beta ema_update_after_step ema_update_every apply_grad_penalty_every "
+    "accelerate_kwargs",
     "PhenakiTrainer": "phenaki folder train_on_images batch_size grad_accum_every num_frames sample_num_frames "
     "train_lr train_num_steps max_grad_norm ema_update_every ema_decay adam_betas wd save_and_sample_every "
     "num_samples results_folder amp fp16 split_batches convert_image_to sample_texts_file_path sample_texts dataset "
@@ -122,10 +129,12 @@ def test_own_keywords_are_the_options_of_quintets_trainers() -> None:
 
 
 @pytest.mark.parametrize("trainer", EVERY_TRAINER)
-def test_compat_trainer_is_a_subclass_of_quintets_trainer(trainer: OriginalTrainer) -> None:
+def test_compat_trainer_is_a_module_with_the_signature_of_the_original(trainer: OriginalTrainer) -> None:
     module = import_module(f"quintet.compat.{trainer.package.replace('-', '_')}")
-    own = getattr(quintet, trainer.name)
-    assert issubclass(getattr(module, trainer.name), own)
+    own, kind = getattr(quintet, trainer.name), getattr(module, trainer.name)
+    assert issubclass(kind.own_class, own)
+    assert issubclass(kind, nn.Module)
+    assert [*inspect.signature(kind).parameters] == [*SIGNATURES[trainer.name].split(), "options"]
     assert not {rule.keyword for rule in trainer.rules} & set(inspect.signature(own).parameters) - {
         rule.keyword for rule in OWN
     }
@@ -135,10 +144,53 @@ def test_compat_trainer_is_a_subclass_of_quintets_trainer(trainer: OriginalTrain
 def test_the_original_defaults_are_accepted(trainer: OriginalTrainer) -> None:
     defaults = {rule.keyword: rule.default for rule in trainer.rules if rule.default is not REQUIRED}
     translation = translate(trainer.name, defaults)
-    assert translation.arguments["out"].startswith("./")
+    assert translation.arguments["results"].startswith("./")
     parts = {rule.keyword: {part.keyword: part.default for part in rule.parts} for rule in trainer.rules if rule.parts}
-    parts.get("scheduler_kwargs", {}).pop("T_max", None)
     translate(trainer.name, parts)
+
+
+@pytest.mark.parametrize("trainer", EVERY_TRAINER)
+def test_what_is_left_out_has_the_original_default(trainer: OriginalTrainer) -> None:
+    written = {rule.keyword: rule.default for rule in trainer.rules if rule.default is not REQUIRED and rule.keys}
+    shown = translate(trainer.name, {name: value for name, value in written.items() if value is not None})
+    left_out = translate(trainer.name, {})
+    with_val_dataset = {rule.only_with for rule in trainer.rules if rule.only_with}
+    always = add_defaults(left_out, with_val_dataset)
+    for key, value in shown.overrides.items():
+        assert left_out.overrides[key] == value, key
+    schema = registry.find(trainer.recipe).config_class()
+    assert always.keys() <= set(keys(schema))
+    build(schema, overrides={**always, **left_out.overrides})
+
+
+def test_the_default_of_validation_needs_a_validation_set() -> None:
+    translation = by("MeshTransformerTrainer", num_train_steps=5)
+    always = add_defaults(translation, {"num_train_steps"})
+    assert "eval.every" not in translation.overrides
+    assert always["eval.every"] > 10**6
+    with_one = by("MeshTransformerTrainer", val_dataset=[1], grad_accum_every=4)
+    assert "eval.every" not in add_defaults(with_one, {"val_dataset", "grad_accum_every"})
+    assert (with_one.overrides["eval.every"], with_one.overrides["eval.batches"]) == (1, 20)
+
+
+def test_a_key_that_was_set_keeps_its_value() -> None:
+    translation = vqgan(steps=5, config={"ema": {"decay": 0.5}})
+    add_defaults(translation, {"steps", "config"})
+    assert translation.overrides["ema.decay"] == 0.5
+    assert translation.overrides["train.grad_accum_steps"] == 1
+
+
+def test_the_batch_of_one_process_becomes_that_of_all() -> None:
+    for is_total, wanted in ((False, 24), (True, 8)):
+        translation = vqgan(batch_size=4, grad_accum_every=2)
+        scale_to_processes(translation, is_total, 3)
+        assert translation.overrides["train.batch_size"] == wanted
+
+
+def test_a_number_without_a_default_is_required() -> None:
+    with pytest.raises(UsageError, match="VQGanVAETrainer needs num_train_steps"):
+        check_required(vqgan(batch_size=4))
+    check_required(vqgan(batch_size=4, steps=5))
 
 
 def test_examples_are_possible_values() -> None:
@@ -174,7 +226,7 @@ def test_all_keywords_of_the_vqgan_trainer() -> None:
         apply_grad_penalty_every=8,
         accelerate_kwargs={"mixed_precision": "bf16", "log_with": ["wandb"], "kwargs_handlers": []},
     )
-    assert translation.arguments == {"model": model, "data": "photos", "image_size": 128, "out": "results"}
+    assert translation.arguments == {"model": model, "data": "photos", "image_size": 128, "results": "results"}
     assert translation.overrides == {
         "train.steps": 10_000,
         "train.batch_size": 8,
@@ -213,13 +265,13 @@ def test_own_keywords_of_the_readme() -> None:
 
 
 def test_none_means_not_given() -> None:
-    translation = vqgan(folder=None, max_grad_norm=None, discr_max_grad_norm=None, accelerate_kwargs=None, steps=None)
+    translation = vqgan(folder=None, lr=None, discr_max_grad_norm=None, accelerate_kwargs=None, steps=None)
     assert (translation.overrides, translation.arguments, translation.notices) == ({}, {}, [])
 
 
-def test_none_disables_clipping_if_the_original_clips() -> None:
-    assert by("MeshTransformerTrainer", max_grad_norm=None).overrides == {"optim.max_grad_norm": None}
-    assert by("MeshAutoencoderTrainer", max_grad_norm=None).overrides == {}
+@pytest.mark.parametrize("trainer", EVERY_TRAINER)
+def test_none_disables_clipping(trainer: OriginalTrainer) -> None:
+    assert by(trainer.name, max_grad_norm=None).overrides == {"optim.max_grad_norm": None}
 
 
 def test_counts_of_micro_batches_become_counts_of_steps() -> None:
@@ -245,7 +297,7 @@ def test_positional_arguments() -> None:
 
 def test_values_that_are_converted() -> None:
     assert by("MuLaNTrainer", use_lion=True).overrides == {"optim.name": "lion"}
-    assert by("MuLaNTrainer", use_lion=False).overrides == {"optim.name": "adamw"}
+    assert by("MuLaNTrainer", use_lion=False).overrides == {"optim.name": "adam"}
     assert by("SoundStormTrainer", only_train_critic=True).overrides == {"loss.train_only": "critic"}
     assert by("SoundStormTrainer", only_train_critic=False).overrides == {}
     assert by("PhenakiTrainer", save_and_sample_every=5).overrides == {"sample.every": 5, "checkpoint.every": 5}
@@ -267,11 +319,19 @@ def test_engine_arguments() -> None:
 
 
 def test_schedulers_by_class() -> None:
-    cosine = type("CosineAnnealingLR", (), {})
-    translation = by("MeshAutoencoderTrainer", scheduler=cosine, scheduler_kwargs={"T_max": 500, "eta_min": 1e-6})
-    assert translation.overrides == {"optim.schedule": "cosine", "optim.decay_steps": 500, "optim.final_lr": 1e-6}
-    with pytest.raises(UsageError, match="lr_schedule"):
-        by("MeshAutoencoderTrainer", scheduler=type("StepLR", (), {}))
+    translation = by("MeshAutoencoderTrainer", scheduler=StepLR, scheduler_kwargs={"step_size": 5})
+    assert translation.arguments == {"scheduler": StepLR, "scheduler_kwargs": {"step_size": 5}}
+    for keywords in ({"scheduler": "StepLR"}, {"scheduler_kwargs": 3}):
+        with pytest.raises(UsageError, match="is invalid"):
+            by("MeshAutoencoderTrainer", **keywords)
+
+
+def test_optimizer_arguments() -> None:
+    translation = by("MeshTransformerTrainer", optimizer_kwargs={"amsgrad": True, "eps": 1e-6, "fused": True})
+    assert (translation.overrides, translation.notices) == ({"optim.amsgrad": True, "optim.eps": 1e-6}, [])
+    for name, value in (("maximize", True), ("omit_gammas_and_betas_from_wd", False)):
+        with pytest.raises(UsageError, match=rf"optimizer_kwargs\['{name}'\]={value} is refused"):
+            by("MeshTransformerTrainer", optimizer_kwargs={name: value})
 
 
 def test_captions_from_a_file(tmp_path: Path) -> None:
@@ -283,9 +343,9 @@ def test_captions_from_a_file(tmp_path: Path) -> None:
         by("PhenakiTrainer", sample_texts_file_path=tmp_path / "missing.txt")
 
 
-def test_clearing_results_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"nothing is ever deleted.*another `out`"):
-        by("MuLaNTrainer", force_clear_prev_results=True)
+def test_clearing_results_has_no_effect() -> None:
+    (notice,) = by("MuLaNTrainer", force_clear_prev_results=True).notices
+    assert "nothing is ever deleted" in notice
     for value in (None, False):
         assert by("MuLaNTrainer", force_clear_prev_results=value).notices == []
 

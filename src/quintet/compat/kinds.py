@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quintet.training.options import Kind, integer, real
+from quintet.training.options import Kind, integer, predicate, real
 
 
 def choice(*known: str) -> Kind:
@@ -51,13 +51,6 @@ def _accept_trackers(value: Any) -> tuple[str, ...]:
     return tuple(choice("tensorboard", "wandb", "trackio").accept(each) for each in listed)
 
 
-def _accept_scheduler(value: Any) -> str:
-    # Compares the name of the class, so that this file does not import torch.
-    if getattr(value, "__name__", "") != "CosineAnnealingLR":
-        raise ValueError
-    return "cosine"
-
-
 INTERVAL = integer(1, 1000)
 COUNT = integer(0, 100)
 NORM = real("a number greater than 0, or None to disable clipping", "0.5", lambda value: value > 0)
@@ -71,8 +64,9 @@ BETAS = Kind("two numbers from 0 to below 1", "(0.9, 0.99)", _accept_betas)
 TEXTS = Kind("a list of captions", "['a red circle']", _accept_texts)
 TEXTS_FILE = Kind("a readable text file with one caption per line", "'captions.txt'", _accept_texts_file)
 TRACKERS = Kind("'tensorboard', 'wandb' or 'trackio', or a list of them", "'wandb'", _accept_trackers)
-SCHEDULER = Kind(
-    "torch's CosineAnnealingLR (for other schedules pass `lr_schedule`, a function from the step to the learning rate)",
-    "CosineAnnealingLR",
-    _accept_scheduler,
+SCHEDULER = predicate(
+    "a scheduler class of torch, such as torch.optim.lr_scheduler.StepLR",
+    "StepLR",
+    lambda value: isinstance(value, type) and hasattr(value, "step"),
 )
+OPTIONS = predicate("a dictionary", "{'step_size': 1000}", lambda value: isinstance(value, Mapping))

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
 from quintet.compat.tables.shared import OWN, PARTS
+from quintet.compat.usages import Record, records_of_package
 
 INTRODUCTION = """\
 # Moving to quintet
 
 This page is for users of muse-maskgit-pytorch, musiclm-pytorch, soundstorm-pytorch, phenaki-pytorch and
-meshgpt-pytorch. quintet has their six trainers under the same names, with its own keywords.
+meshgpt-pytorch. quintet has their seven trainers under the same names, with its own keywords.
 `quintet.compat` has one module for each original package, whose trainers accept all original keywords.
 Each keyword becomes a key or an argument of quintet, or is refused with the reason.
 One warning (`CompatibilityNotice`) lists the translated keywords.
@@ -100,6 +101,10 @@ recorded in the run: train one on the same files. A run on a Python dataset resu
 with the same dataset.
 """
 
+USAGES = """\
+Each row was executed with only the import changed (`make migration`), and a test executes all of them.
+"""
+
 METHODS: tuple[tuple[str, str, str], ...] = (
     (
         "`train(log_fn)`",
@@ -172,6 +177,9 @@ def page() -> str:
         [
             INTRODUCTION,
             CHANGES,
+            "## Usages\n",
+            USAGES,
+            *(_usages_section(package) for package in dict.fromkeys(each.package for each in TRAINERS.values())),
             "## Keywords\n",
             "Every trainer has quintet's own keywords:\n",
             _table(
@@ -192,6 +200,15 @@ def page() -> str:
             OLD_WEIGHTS_TAIL,
         ]
     )
+
+
+def _usages_section(package: str) -> str:
+    rows = ((f"`{row.name}`", row.title, _outcome(row)) for row in records_of_package(package.replace("-", "_")))
+    return f"### {package}\n\n{_table(('name', 'usage', 'outcome'), rows)}"
+
+
+def _outcome(record: Record) -> str:
+    return f"refused: {record.refusal}" if record.refusal else "works unchanged"
 
 
 def _trainer_section(trainer: OriginalTrainer) -> str:

@@ -36,7 +36,7 @@ class Rule:
 
     keyword: str
     default: Any
-    """Default value in the original, for the migration page."""
+    """Default value in the original, which applies if the keyword is left out."""
     explanation: str
     """One sentence for the migration page."""
     keys: tuple[str, ...] = ()
@@ -58,11 +58,24 @@ class Rule:
     """Whether None is a value, instead of a missing keyword."""
     times_accumulation: bool = False
     """Whether the original counts per micro-batch, so that the value is multiplied by `grad_accum_every`."""
+    only_with: str = ""
+    """Another keyword without which the default does not apply."""
+
+
+@dataclass(frozen=True)
+class Implied:
+    """A key with the value that an original trainer always has; it has no keyword for it."""
+
+    key: str
+    value: Any
+    explanation: str
+    unless: str = ""
+    """A keyword with which quintet's own default applies instead."""
 
 
 @dataclass(frozen=True)
 class OriginalTrainer:
-    """One of the six original trainers."""
+    """One of the original trainers."""
 
     name: str
     recipe: str
@@ -71,6 +84,7 @@ class OriginalTrainer:
     positional: int
     """Number of keywords that may also be passed by position."""
     rules: tuple[Rule, ...]
+    implied: tuple[Implied, ...] = ()
 
 
 # --- conversions --------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Translates a call of an original trainer to quintet's keys and arguments.
 
 `translate` applies the tables: a keyword becomes a key or an argument, or is refused with the reason. `announce` warns
-once, and `own_arguments` does both for the trainers of `quintet.compat.<package>`.
+once, and `add_defaults` adds the original defaults of what was left out.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import difflib
 import reprlib
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.compat.rules import SKIP, Noted, OriginalTrainer, Rule
+from quintet.compat.rules import REQUIRED, SKIP, Noted, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
 from quintet.compat.tables.shared import OWN
 from quintet.config import expand, flatten
@@ -64,7 +64,7 @@ def translate(trainer: str, keywords: Mapping[str, Any], positional: Sequence[An
     original = TRAINERS[trainer]
     rules = {rule.keyword: rule for rule in (*OWN, *original.rules)}
     translation = Translation(original)
-    everything = {**_named(original, keywords, positional), **keywords}
+    everything = {**_by_position(original, keywords, positional), **keywords}
     for keyword, value in everything.items():
         if keyword not in rules:
             raise UsageError(_unknown(original, keyword, rules))
@@ -73,17 +73,46 @@ def translate(trainer: str, keywords: Mapping[str, Any], positional: Sequence[An
     return translation
 
 
-def own_arguments(
-    trainer: str, positional: Sequence[Any], keywords: Mapping[str, Any], frozen: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The arguments of quintet's trainer for a call with original keywords; warns about the translation.
+def add_defaults(translation: Translation, given: Collection[str]) -> dict[str, Any]:
+    """Add the original defaults of keywords that were left out; returns the keys that the original always has.
 
-    `frozen` are names of frozen models, which the originals do not have; they are passed on unchanged.
+    A key that was set in another way, such as by `config`, is left as it is. `given` are the keywords of the call.
     """
-    passed = {name: keywords[name] for name in frozen if name in keywords}
-    translation = translate(trainer, {name: keywords[name] for name in keywords if name not in passed}, positional)
-    announce(translation)
-    return {"model": None, **translation.arguments, "config": translation.overrides, **passed}
+    defaults = Translation(translation.trainer)
+    for rule in translation.trainer.rules:
+        if rule.keyword not in given and (not rule.only_with or rule.only_with in given):
+            for each in rule.parts or (rule,):
+                if each.keys and each.default is not REQUIRED:
+                    _apply(defaults, each, each.keyword, each.default)
+    defaults.overrides = {k: v for k, v in defaults.overrides.items() if k not in translation.overrides}
+    accumulation = translation.overrides.get("train.grad_accum_steps", 1)
+    for rule in translation.trainer.rules:
+        if rule.times_accumulation and rule.keys[0] in defaults.overrides:
+            defaults.overrides[rule.keys[0]] *= accumulation
+    translation.overrides = {**defaults.overrides, **translation.overrides}
+    return {each.key: each.value for each in translation.trainer.implied if each.unless not in given}
+
+
+def positional_names(trainer: OriginalTrainer, positional: Sequence[Any]) -> dict[str, Any]:
+    """Positional values by the original keyword."""
+    return {rule.keyword: value for rule, value in zip(trainer.rules, positional, strict=False)}
+
+
+def scale_to_processes(translation: Translation, is_total: bool, world_size: int) -> None:
+    """Convert a batch size of one process, as in the originals, to that of all processes; `is_total` says it is."""
+    before = translation.overrides.get("train.batch_size")
+    if before is None or is_total or world_size == 1 or translation.sources["train.batch_size"] != "batch_size":
+        return
+    translation.overrides["train.batch_size"] = before * world_size
+    translation.notices.append(f"batch_size on {world_size} processes becomes train.batch_size={before * world_size}")
+
+
+def check_required(translation: Translation) -> None:
+    """Raise UsageError for a number that the original has no default for."""
+    for rule in translation.trainer.rules:
+        is_missing = rule.default is REQUIRED and rule.keys and rule.keys[0] not in translation.overrides
+        if is_missing and rule.keyword != "grad_accum_every":
+            raise UsageError(f"{translation.trainer.name} needs {rule.keyword}, which has no default")
 
 
 def announce(translation: Translation) -> None:
@@ -109,7 +138,7 @@ def _levels_to_caller() -> int:
     return level
 
 
-def _named(trainer: OriginalTrainer, keywords: Mapping[str, Any], positional: Sequence[Any]) -> dict[str, Any]:
+def _by_position(trainer: OriginalTrainer, keywords: Mapping[str, Any], positional: Sequence[Any]) -> dict[str, Any]:
     """Positional values by name; by quintet's name if it has one, so that `Trainer(model, …)` causes no warning."""
     allowed = trainer.rules[: trainer.positional]
     if len(positional) > len(allowed):

@@ -61,7 +61,9 @@ class MeshDataConfig(DataConfig):
         False, description="Decimate meshes with more than `data.max_faces` faces; false skips them."
     )
     augment: bool = Field(
-        True, description="Randomly scale (0.75 to 1.25) and translate training meshes along each axis."
+        True,
+        description="Randomly scale (0.75 to 1.25) and translate training meshes along each axis, those of folders and "
+        "of Python data sets; quads of Python data sets and precomputed codes are used as they are.",
     )
     memory_megabytes: int = Field(
         512, ge=0, description="Memory for decoded meshes in each process, in MiB; 0 disables this cache."

@@ -96,6 +96,16 @@ class MaskedSampleConfig(SampleConfig):
         le=1,
         description="Sample from the most likely codes of this total probability; null uses all codes.",
     )
+    remask_kept: bool = Field(
+        False,
+        description="Let every step mask tokens again that an earlier step kept, if they became unlikely; needs a "
+        "model trained with loss.visible_token_prob, and has no effect with a critic, which always does so.",
+    )
+    guidance_projection: bool = Field(
+        False,
+        description="Projected guidance: remove the part of the guidance that is parallel to the conditional logits, "
+        "which makes them more extreme instead of steering them.",
+    )
 
 
 class MaskGitSampleConfig(MaskedSampleConfig):
@@ -107,7 +117,31 @@ class MaskGitSampleConfig(MaskedSampleConfig):
     top_k: int | None = Field(None, ge=1, description="Sample from the K most likely codes; null uses all codes.")
 
 
-class MaskGitLossConfig(Section):
+class CorruptionConfig(Section):
+    """What the model sees at the tokens that it predicts in training, besides the mask token (as in BERT)."""
+
+    visible_token_prob: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Fraction of the predicted tokens that stay visible in training, so that the model can judge "
+        "visible tokens, too; 0 masks them all.",
+    )
+    random_token_prob: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Fraction of the predicted tokens that are replaced by a random code in training; 0 replaces none.",
+    )
+
+    @model_validator(mode="after")
+    def _check_corruption(self) -> Self:
+        if self.visible_token_prob + self.random_token_prob >= 1:
+            raise ValueError("loss.visible_token_prob and loss.random_token_prob must add up to less than 1")
+        return self
+
+
+class MaskGitLossConfig(CorruptionConfig):
     """Losses of a masked transformer."""
 
     mask_schedule: Literal["cosine", "linear"] = Field(

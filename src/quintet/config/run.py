@@ -81,6 +81,15 @@ class OptimizerConfig(Section):
     max_grad_norm: float | None = Field(
         None, gt=0, description="Maximum gradient norm (gradient clipping); null disables clipping."
     )
+    amsgrad: bool = Field(
+        False, description="Divide by the largest second moment so far instead of the current one (adam, adamw)."
+    )
+
+    @model_validator(mode="after")
+    def _check_amsgrad(self) -> OptimizerConfig:
+        if self.amsgrad and self.name not in ("adam", "adamw"):
+            raise ValueError(f"optim.amsgrad=true needs optim.name=adam or adamw, not {self.name}")
+        return self
 
 
 class PhaseOptimConfig(Section):
@@ -112,6 +121,11 @@ class OptimConfig(OptimizerConfig):
         (),
         description="Pairs [A, B], added when a run is resumed beyond the end of its schedule: from step A on, the "
         "schedule ends at step B instead of `optim.decay_steps`.",
+    )
+    scheduler: str | None = Field(
+        None,
+        description="Scheduler of torch instead of `optim.schedule`, such as `StepLR(step_size=1000, gamma=0.5)`; its "
+        "rates are scaled by the warm-up. null uses `optim.schedule`.",
     )
 
     @field_validator("decay_extensions")

@@ -13,6 +13,7 @@ from quintet.config.text import PRETRAINED, TextConfig
 from quintet.data.index.captions import equal_captions
 from quintet.data.index.listing import list_media
 from quintet.data.splits import Splits
+from quintet.data.text_embeddings import check_embeddings
 from quintet.data.token_cache import MediaDataset
 from quintet.errors import UsageError
 from quintet.nn.text import words_of
@@ -37,6 +38,10 @@ def inferred_text_keys(model: TextConfig, data: DataConfig, extensions: frozense
 def check_captions(model: TextConfig, media: Splits, what: str, may_be_empty: bool) -> None:
     """Check the captions of the training and validation items; `what` is the plural noun of the items in messages."""
     if model.text == "none":
+        return
+    if model.text == "vectors":
+        assert isinstance(media.train, MediaDataset)
+        check_embeddings(media.train.metadata(0), model)
         return
     captions = [caption for source in (media.train, media.validation) for caption in _captions(source)]
     if model.text == "classes":

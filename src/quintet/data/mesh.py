@@ -182,7 +182,8 @@ def python_mesh_splits(
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
+    kind: type[PythonMeshes] | None = None,
 ) -> Splits:
     """Splits of a Python data set, by fraction and seed unless `validation` is another data set."""
-    make = partial(PythonMeshes, corners=corners, bins=bins, max_faces=config.max_faces, augment=config.augment)
+    make = partial(kind or PythonMeshes, corners=corners, bins=bins, max_faces=config.max_faces, augment=config.augment)
     return split_object(dataset, config, make, validation, declared)

@@ -28,7 +28,8 @@ from quintet.nn.transformer import Transformer
 
 Conditioning = Mapping[str, Tensor]
 """Named tensors, batch first: `text` and `text_mask` of a text encoder; `low`, low-resolution tokens; `valid_mask`, the
-valid tokens of rows that end early. `MaskGit.precompute_conditioning` replaces them by encoded tensors."""
+valid tokens of rows that end early; `context` (batch, symbols, text_dim) and `context_mask`, further context that needs
+no encoder. `MaskGit.precompute_conditioning` replaces them by encoded tensors."""
 
 LOW_DEPTH = 2
 """Number of blocks of the transformer over low-resolution codes."""
@@ -114,6 +115,20 @@ class PrecomputedText(nn.Module):
 
     def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
         return _projected(text, self.project), text_mask
+
+
+def embeddings_as_text(
+    encoder: nn.Module | None, vectors: Tensor, mask: Tensor, keep: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The tensors of `prepare` for text embeddings (batch, words, dim) with `mask` (batch, words)."""
+    if not isinstance(encoder, FrozenText | PrecomputedText):
+        raise UsageError("text embeddings need model.text=vectors, or the encoder that made them (model.text=hf:…)")
+    if vectors.shape[-1] != encoder.project.in_features:
+        raise UsageError(
+            f"text embeddings of dimension {vectors.shape[-1]} do not fit this model, which takes "
+            f"{encoder.project.in_features}"
+        )
+    return {"text": vectors, "text_mask": mask_dropped(mask, keep)}
 
 
 def _projected(vectors: Tensor, project: nn.Linear) -> Tensor:

@@ -24,12 +24,11 @@ from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
     LowResolution,
-    PrecomputedText,
     TextConditioning,
+    embeddings_as_text,
     make_text_conditioning,
 )
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
-from quintet.nn.text import mask_dropped
 from quintet.nn.transformer import Transformer
 
 POSITIONS_MULTIPLE = 64
@@ -96,16 +95,9 @@ class _TokenTransformer(nn.Module):
 
     def text_vectors(self, vectors: Tensor, mask: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
         """The same for precomputed text embeddings (batch, tokens, vector_dim) with `mask` (batch, tokens)."""
-        encoder = self.text_encoder
-        if not isinstance(encoder, FrozenText | PrecomputedText):
-            raise UsageError(f"text embeddings need model.text=vectors, not model.text={self.config.text}")
-        if vectors.shape[-1] != encoder.project.in_features:
-            raise UsageError(
-                f"text embeddings of dimension {vectors.shape[-1]} do not fit this model, which takes "
-                f"{encoder.project.in_features}"
-            )
         device = self.embedding.weight.device
-        return {"text": vectors.to(device), "text_mask": mask_dropped(mask, keep).to(device)}
+        prepared = embeddings_as_text(self.text_encoder, vectors, mask, keep)
+        return {name: tensor.to(device) for name, tensor in prepared.items()}
 
     def cache_texts(self, folder: Path | None) -> None:
         """Set the cache folder for embeddings of a frozen text encoder; None disables the cache."""
@@ -172,6 +164,9 @@ class _TokenTransformer(nn.Module):
             vectors, mask = self.text_encoder(conditioning["text"], conditioning["text_mask"])
             contexts.append(vectors)
             masks.append(mask)
+        if "context" in conditioning:
+            contexts.append(conditioning["context"])
+            masks.append(conditioning["context_mask"])
         if self._has_low(conditioning):
             assert self.low is not None
             vectors, low_res = self.low(conditioning["low"])

@@ -63,18 +63,39 @@ def repeat_batch(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows])
 
 
-def apply_guidance(cond: Tensor, uncond: Tensor, scale: float) -> Tensor:
+def apply_guidance(cond: Tensor, uncond: Tensor, scale: float, projected: bool = False) -> Tensor:
     """Guided logits, `uncond + scale * (cond - uncond)`.
 
-    A code with conditional logit -inf stays at -inf.
+    A code with conditional logit -inf stays at -inf. With `projected`, the part of `cond - uncond` that is parallel to
+    `cond` is removed (adaptive projected guidance, Sadat et al. 2024, 2410.02416).
     """
     if scale == 1:
         return cond
+    if projected:
+        return cond + (scale - 1) * _orthogonal(cond, uncond)
     mixed = uncond + scale * (cond - uncond)
     return mixed.masked_fill(cond == -math.inf, -math.inf)
 
 
-def guide_halves(logits: Tensor, scale: float) -> Tensor:
+def _orthogonal(cond: Tensor, uncond: Tensor) -> Tensor:
+    """The part of `cond - uncond` that is orthogonal to `cond`, over the codes (last axis); 0 where one is -inf.
+
+    Both are centred first: a constant added to all logits of a position must not matter.
+    """
+    finite = cond.isfinite() & uncond.isfinite()
+    count = finite.sum(-1, keepdim=True).clamp(min=1)
+
+    def centred(logits: Tensor) -> Tensor:
+        kept = logits.masked_fill(~finite, 0)
+        return (kept - kept.sum(-1, keepdim=True) / count).masked_fill(~finite, 0)
+
+    direction = centred(cond)
+    update = direction - centred(uncond)
+    squared = direction.square().sum(-1, keepdim=True).clamp(min=torch.finfo(direction.dtype).tiny)
+    return update - (update * direction).sum(-1, keepdim=True) / squared * direction
+
+
+def guide_halves(logits: Tensor, scale: float, projected: bool = False) -> Tensor:
     """Guided logits of a batch whose second half is unconditional."""
     cond, uncond = logits.chunk(2)
-    return apply_guidance(cond, uncond, scale)
+    return apply_guidance(cond, uncond, scale, projected)

@@ -88,7 +88,8 @@ class Sampling:
 
     The guidance scale of a step is 1 + (guidance_scale - 1) * guidance_schedule(progress). `top_k` is a number of
     codes, or as a float a fraction of them. MaskGIT uses `choice_temperature` 4.5. With `greedy_last_step`, the step
-    that unmasks the last tokens of a row takes the most likely codes.
+    that unmasks the last tokens of a row takes the most likely codes. `remask_kept` lets a step mask again tokens that
+    an earlier one kept. `guidance_projection` removes the part of the guidance that is parallel to the logits.
     """
 
     steps: int = 18
@@ -101,6 +102,8 @@ class Sampling:
     guidance_schedule: Schedule = constant
     choice_temperature: float = 4.5
     greedy_last_step: bool = False
+    remask_kept: bool = False
+    guidance_projection: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 1:
@@ -146,7 +149,35 @@ def sampling_from_config(
         guidance_schedule=GUIDANCE_SCHEDULES[config.guidance_schedule],
         choice_temperature=config.choice_temperature,
         greedy_last_step=greedy_last_step,
+        remask_kept=config.remask_kept,
+        guidance_projection=config.guidance_projection,
     )
+
+
+def keys_from_settings(settings: Sampling, num_codes: int) -> dict[str, object]:
+    """The keys `sample.*` of decoding settings: the inverse of `sampling_from_config`; `UsageError` without a key."""
+    if settings.schedule is not cosine or settings.greedy_last_step:
+        raise UsageError("a run decodes with the cosine schedule, without greedy_last_step; leave both out of settings")
+    top_k = settings.top_k
+    return {
+        "sample.steps": settings.steps,
+        "sample.temperature": settings.temperature,
+        "sample.temperature_schedule": _name_of(settings.temperature_schedule, TEMPERATURE_SCHEDULES),
+        "sample.top_k": max(1, math.ceil(top_k * num_codes)) if isinstance(top_k, float) else top_k,
+        "sample.top_p": settings.top_p,
+        "sample.guidance_scale": settings.guidance_scale,
+        "sample.guidance_schedule": _name_of(settings.guidance_schedule, GUIDANCE_SCHEDULES),
+        "sample.choice_temperature": settings.choice_temperature,
+        "sample.remask_kept": settings.remask_kept,
+        "sample.guidance_projection": settings.guidance_projection,
+    }
+
+
+def _name_of(schedule: Schedule, known: Mapping[str, Schedule]) -> str:
+    for name, function in known.items():
+        if function is schedule:
+            return name
+    raise UsageError(f"a run decodes with one of the schedules {', '.join(known)}, not with {schedule!r}")
 
 
 # Training
@@ -171,6 +202,29 @@ def training_mask(
         # start before the row, so that its first positions are masked as often as others.
         orders = orders.unfold(1, span, 1).amin(-1)
     return _lowest(orders, valid, counts)
+
+
+def corrupt(
+    rng: ItemRNG,
+    codes: Tensor,
+    hidden: Tensor,
+    mask_id: int,
+    visible_prob: float = 0.0,
+    random_prob: float = 0.0,
+    name: str = "mask",
+) -> Tensor:
+    """The codes (batch, positions) with `mask_id` where `hidden` is True, the positions to predict.
+
+    As in BERT, a fraction `visible_prob` of these positions keeps its code, and `random_prob` gets a random one.
+    """
+    tokens = codes.masked_fill(hidden, mask_id)
+    if visible_prob == random_prob == 0:
+        return tokens
+    chances = rng.uniform(f"{name}-corruption", codes.shape[1]).to(codes.device)
+    others = rng.integers(f"{name}-replacement", 0, mask_id, codes.shape[1]).to(codes)
+    visible = hidden & (chances < visible_prob)
+    replaced = hidden & ~visible & (chances < visible_prob + random_prob)
+    return torch.where(visible, codes, torch.where(replaced, others, tokens))
 
 
 # Decoding
@@ -213,8 +267,9 @@ def decode(
     Each step predicts all masked tokens, keeps the most confident ones and masks the others again; `masked_counts`
     gives their number. The confidence is the log-probability of the prediction, and a kept token is final. With a
     `critic` the confidence is minus the critic's score, for all generated tokens, and a kept token may be masked
-    again. Gumbel noise with `choice_temperature`, decreasing to 0, is added to the confidence (with a critic: to its
-    score).
+    again. So it may with `remask_kept`: every step then predicts all generated tokens, and compares kept tokens by
+    their new log-probability. Gumbel noise with `choice_temperature`, decreasing to 0, is added to the confidence (with
+    a critic: to its score).
 
     `uncond` is the conditioning that guidance steers away from (no text, or a negative prompt); it contains only the
     tensors that differ from `cond`. If the guidance scale is not 1, both run as one batch, `cond` in its first half.
@@ -230,13 +285,17 @@ def decode(
     both = None if settings.guidance_scale == 1 or uncond is None else concat_conditioning(cond, uncond)
     tokens, masked = tokens.masked_fill(generate, mask_id), generate
     previous: Tensor | None = None
+    reconsiders = settings.remask_kept and critic is None
     for step in range(settings.steps):
         if not left.any():
             break
         left, progress = counts[step], (step + 1) / settings.steps
         scale = settings.guidance_at(progress)
-        predicted, previous = _predict(logits, tokens, masked, cond, both, previous, scale)
-        predicted = _checked(predicted, mask_id)
+        asked = generate if reconsiders else masked
+        projected = settings.guidance_projection
+        at_asked, previous = _predict(logits, tokens, asked, cond, both, previous, scale, projected)
+        at_asked = _checked(at_asked, mask_id)
+        predicted = at_asked[masked[asked]] if reconsiders else at_asked
         chances = uniform(rng, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
         sampled = choose(predicted, chances, settings.temperature_at(progress), settings.top_k, settings.top_p)
         if settings.greedy_last_step:
@@ -249,8 +308,8 @@ def decode(
             noise = _gumbel(uniform(rng, f"{name}-choice-{step}", tokens.shape[1]))
             noise *= settings.choice_temperature * (1 - progress)
             if critic is None:
-                confidence = torch.zeros_like(noise).masked_scatter(masked.cpu(), _log_probability(predicted, sampled))
-                among = masked
+                log_probability = _log_probability(at_asked, tokens[asked])
+                confidence, among = torch.zeros_like(noise).masked_scatter(asked.cpu(), log_probability), asked
             else:
                 confidence = -critic(tokens, cond).cpu().double()
                 noise, among = -noise, generate  # noise is added to the score, which is minus the confidence
@@ -271,13 +330,14 @@ def _predict(
     both: Conditioning | None,
     previous: Tensor | None,
     scale: float,
+    projected: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Guided logits of the masked tokens, (masked tokens, codes), and the carry of the model."""
     if scale == 1 or both is None:
         predicted, carry = logits(tokens, cond, masked, _with_rows(previous, len(tokens)))
         return at_least_fp32(predicted), carry
     predicted, carry = logits(repeat_batch(tokens), both, repeat_batch(masked), _with_rows(previous, 2 * len(tokens)))
-    return guide_halves(at_least_fp32(predicted), scale), carry
+    return guide_halves(at_least_fp32(predicted), scale, projected), carry
 
 
 def _with_rows(previous: Tensor | None, rows: int) -> Tensor | None:

@@ -25,11 +25,13 @@ def fill(
     cond: Conditioning,
     uncond: Conditioning,
     critic: TokenCritic | None = None,
+    use_critic: bool = True,
     name: str = "decode",
 ) -> Tensor:
     """Fill `tokens` (batch, positions) where `hole` (batch, positions) is True; guidance steers away from `uncond`.
 
     `critic` decides which tokens to mask again; without it, a model with `model.self_critic` uses its own head.
+    Without `use_critic`, the probabilities of the tokens decide.
     """
     # Encode texts once, not in every step.
     guided = settings.guidance_scale != 1 and bool(uncond)
@@ -45,7 +47,7 @@ def fill(
         cond=own,
         uncond=other,
         valid=cond.get("valid_mask"),
-        critic=_critic(maskgit, critic, cond),
+        critic=_critic(maskgit, critic, cond) if use_critic else None,
         name=name,
     )
 

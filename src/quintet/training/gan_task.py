@@ -94,7 +94,8 @@ class GanTokenizerTask(TokenizerTask[ConfigT]):
         self.loss = keys.loss
         phases = [Phase("generator", (self.pipeline_class.exported,), self.generator_loss, keys.optim.for_phase())]
         if self.loss.discriminator:
-            self.modules["discriminator"] = self.make_discriminator()
+            if "discriminator" not in self.modules:
+                self.modules["discriminator"] = self.make_discriminator()
             optim = keys.optim.for_phase(keys.optim.discriminator)
             names = ("discriminator",)
             phases.append(Phase("discriminator", names, self.discriminator_loss, optim, self.loss.is_adversarial))
@@ -167,7 +168,10 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
             return hinge_generator_loss(discriminator(fake))
 
     def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        penalised = self.loss.has_gradient_penalty(step)
+        return self.discriminator_loss_of(modules, output, self.loss.has_gradient_penalty(step))
+
+    def discriminator_loss_of(self, modules: Modules, output: Output, penalised: bool) -> Loss:
+        """The loss of the discriminator, with the gradient penalty if `penalised`."""
         loss, parts, logits = patch_loss(modules["discriminator"], output["real"], output["fake"], penalised)
         loss, statistics = self.regularise(loss, parts, *logits)
         return Loss(loss + self.loss.gradient_penalty * parts["penalty"] if penalised else loss, parts, statistics)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import signal
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -84,6 +88,19 @@ class _Reader(TorchDataset[LoadedBatch | QuintetError]):
 
 def _single(loaded: Sequence[LoadedBatch | QuintetError]) -> LoadedBatch | QuintetError:
     return loaded[0]
+
+
+_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+"""The worker processes of all loaders of this process."""
+
+
+def _kill_workers() -> None:
+    """Kill the workers of loaders that are still open when the process exits, such as after some steps of a script.
+
+    `multiprocessing` would terminate them by SIGTERM, which they ignore, and then wait for them for ever."""
+    for worker in list(_workers):
+        if worker.is_alive():
+            worker.kill()
 
 
 def _ignore_signals(worker: int) -> None:
@@ -215,8 +232,15 @@ class Loader:
             prefetch_factor=4 if workers else None,
             worker_init_fn=_ignore_signals,
         )
+        others = set(multiprocessing.active_children())
         with _keep_child_handler():
-            return iter(loader)
+            batches = iter(loader)
+        if workers:
+            _workers.update(set(multiprocessing.active_children()) - others)
+            # Runs before the exit handlers of torch and of `multiprocessing`, which wait: the last one runs first.
+            atexit.unregister(_kill_workers)
+            atexit.register(_kill_workers)
+        return batches
 
 
 def _recorded(

@@ -123,15 +123,26 @@ class MaskGitTask(Task[ConfigT]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        keep = batch.rng.uniform("keep text") >= self.config.loss.cond_drop_prob
+        keep = batch.rng.uniform("keep text") >= self.cond_drop_prob(batch)
         inputs = self.model_inputs(batch, keep, train=True)
-        hidden = masked.training_mask(batch.rng, inputs.maskable, masked.MASK_SCHEDULES[self.config.loss.mask_schedule])
+        hidden = masked.training_mask(batch.rng, inputs.maskable, self.mask_schedule)
         hidden = hidden.to(inputs.codes.device)
-        tokens = inputs.codes.masked_fill(hidden, self.maskgit.mask_id)
+        loss = self.config.loss
+        tokens = masked.corrupt(
+            batch.rng, inputs.codes, hidden, self.maskgit.mask_id, loss.visible_token_prob, loss.random_token_prob
+        )
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
             previous = self._own_prediction(batch, tokens, inputs.conditioning)
             logits = modules["maskgit"](tokens, inputs.conditioning, where=hidden, previous=previous)
         return Output({"codes": inputs.codes, "hidden": hidden, "logits": logits, "conditioning": inputs.conditioning})
+
+    def cond_drop_prob(self, batch: Batch) -> float:
+        """The probability with which the text of an item is dropped."""
+        return self.config.loss.cond_drop_prob
+
+    @property
+    def mask_schedule(self) -> masked.Schedule:
+        return masked.MASK_SCHEDULES[self.config.loss.mask_schedule]
 
     def _own_prediction(self, batch: Batch, tokens: Tensor, conditioning: dict[str, Tensor]) -> Tensor | None:
         """Logits (batch, positions, codes) of a first pass, 0 in rows that train without self-conditioning."""
@@ -143,12 +154,16 @@ class MaskGitTask(Task[ConfigT]):
         return logits * enabled[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        target = output["codes"][output["hidden"]]
-        loss = token_loss(output["logits"], target, self.config.loss.label_smoothing, self.codebook_smoothing)
+        loss = self.prediction_loss(output)
         if self.config.model.self_critic and self.config.loss.train_only is None:
             critic_loss = self.critic_loss(modules, batch, output, step).value
             return Loss(loss.value + critic_loss, {**loss.parts, "self_critic": critic_loss})
         return loss
+
+    def prediction_loss(self, output: Output) -> Loss:
+        """Cross-entropy of the predicted codes, without a critic."""
+        target = output["codes"][output["hidden"]]
+        return token_loss(output["logits"], target, self.config.loss.label_smoothing, self.codebook_smoothing)
 
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Binary classification of predicted tokens: does a token differ from the original code?"""

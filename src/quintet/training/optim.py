@@ -1,27 +1,23 @@
-"""Optimizers (AdamW, Lion, Muon), learning-rate schedules, gradient clipping, and saving of optimizer state.
+"""Optimizers (AdamW, Lion, Muon), gradient clipping, and saving of optimizer state.
 
-A schedule is a pure function of the step and does not depend on the number of processes. State is saved by parameter
-name, never by position, so that a resumed run cannot assign moments to another parameter.
+State is saved by parameter name, never by position, so that a resumed run cannot assign moments to another parameter.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from quintet.config import OptimConfig, OptimizerConfig
+from quintet.config import OptimizerConfig
 from quintet.errors import CheckpointError
 from quintet.training.distributed.sharding import copy_into, full_tensor
 
 Parameters = dict[str, nn.Parameter]
-Schedule = Callable[[int], float]
-"""Maps a step to a learning rate."""
 
 
 class Lion(Optimizer):
@@ -163,7 +159,7 @@ def make_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer
         return Lion(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
-    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, amsgrad=config.amsgrad, fused=fused)
 
 
 def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
@@ -182,20 +178,6 @@ def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
     ]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
     return Muon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
-
-
-def learning_rate(config: OptimConfig, step: int) -> float:
-    """Linear warm-up from `initial_lr` to `lr` over `warmup_steps`, then the schedule from `lr` to `final_lr`."""
-    if step < config.warmup_steps:
-        fraction = (step + 1) / (config.warmup_steps + 1)
-        return config.initial_lr + (config.lr - config.initial_lr) * fraction
-    end = config.decay_end(step)
-    if config.schedule == "constant" or end is None:
-        return config.lr
-    progress = min(1.0, (step - config.warmup_steps) / max(1, end - config.warmup_steps))
-    if config.schedule == "cosine":
-        progress = (1 - math.cos(math.pi * progress)) / 2
-    return config.lr + (config.final_lr - config.lr) * progress
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
@@ -270,6 +252,8 @@ def _check_optimizer_tensors(
     for name, found in kinds.items():
         momentum_only = isinstance(optimizer, Lion) or id(parameters[name]) in orthogonal_ids
         expected = {"exp_avg"} if momentum_only else {"step", "exp_avg", "exp_avg_sq"}
+        if optimizer.defaults.get("amsgrad"):
+            expected.add("max_exp_avg_sq")
         if found != expected:
             raise CheckpointError(
                 f"{origin} has {', '.join(sorted(found))[:100]} for '{name}', but this optimizer needs "

@@ -17,8 +17,8 @@ from quintet.data.index.entry import no_training_items
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.training.engine import check_world
-from quintet.training.optim import learning_rate
 from quintet.training.run_folder import Run
+from quintet.training.schedule import learning_rate
 from quintet.training.task import Task
 
 
@@ -138,6 +138,8 @@ def ends_with_zero_lr(config: RunConfig, step: int) -> bool:
     """Whether the run continues past the end of a schedule that decays to a learning rate of 0."""
     steps = config.train.steps
     end = config.optim.decay_end(steps - 1)
+    if config.optim.scheduler is not None:
+        return False
     return end is not None and step < steps > end and not learning_rate(config.optim, steps - 1)
 
 

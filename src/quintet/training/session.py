@@ -25,9 +25,9 @@ from quintet.training.engine import Engine
 from quintet.training.guard import NonFiniteGuard, Saver
 from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker, check_trackers
-from quintet.training.optim import Schedule, learning_rate
 from quintet.training.order import Order
 from quintet.training.run_folder import Run
+from quintet.training.schedule import Schedule, schedule_of
 from quintet.training.signals import StopRequest
 from quintet.training.state import TrainingState, environment
 from quintet.training.task import Task
@@ -68,7 +68,7 @@ class TrainingSession:
         self.config = task.config = config if resume else prepare.resolve(config, len(self.splits.train))
         check_agreement(self.engine, task, self.config, self.splits, init)
         self.has_own_schedule = lr_schedule is not None
-        self.lr_schedule = lr_schedule or (lambda step: learning_rate(self.config.optim, step))
+        self.lr_schedule = lr_schedule or schedule_of(self.config.optim)
         self.engine.to_device(task.modules)
         self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)
         self.meter = Meter()

@@ -100,7 +100,9 @@ class TrainingState:
 
     def _phase_state(self, phase: Phase) -> PhaseState:
         parameters = optim.named_parameters(self.task.modules, phase.modules)
-        return PhaseState(phase, parameters, optim.make_optimizer(phase.optim, parameters))
+        optimizer = optim.make_optimizer(phase.optim, parameters)
+        optimizer.zero_grad(set_to_none=True)  # a model may come with gradients of the user's own steps
+        return PhaseState(phase, parameters, optimizer)
 
     def averaged_modules(self) -> dict[str, nn.Module]:
         """The modules for evaluation: the EMA copies, and the live modules that have none."""
@@ -136,7 +138,9 @@ class TrainingState:
         return contents
 
     def restore(self, folder: Path, optimizers: bool = True) -> dict[str, Any]:
-        """Restore everything from a verified checkpoint; returns its `meta.json`."""
+        """Restore everything from a verified checkpoint; returns its `meta.json`.
+
+        Without `optimizers`, restore the weights alone: optimizers and progress start anew."""
         meta = read_meta(folder, self.task.name)
         progress = read_progress(folder, meta)
         for name, module in self.task.modules.items():
@@ -144,10 +148,12 @@ class TrainingState:
         if self.ema:
             for name, module in self.ema.modules.items():
                 load_sharded(module, folder, f"ema/{name}")
-        if optimizers:
-            for state in self.phases:
+        for state in self.phases:
+            if optimizers:
                 self._restore_optimizer(state, folder)
-        self.progress = progress
+            else:
+                state.optimizer.state.clear()
+        self.progress = progress if optimizers else Progress()
         return meta
 
     def _restore_optimizer(self, state: PhaseState, folder: Path) -> None:

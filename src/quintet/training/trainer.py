@@ -64,6 +64,33 @@ class Trainer(TrainingSession):
         self.train()
 
     def _train(self, log_fn: LogFunction | None) -> None:
+        self.open_outputs()
+        stopped = False
+        try:
+            self.write_state("running")
+            while self.step < self.config.train.steps and not stopped:
+                logs = self.train_step()
+                stopped = bool(logs.pop("stop_requested")) and self.step < self.config.train.steps
+                logs.update(self.run_callbacks(final=stopped or self.step == self.config.train.steps))
+                if log_fn is not None:
+                    log_fn(logs)
+            self.write_state("stopped" if stopped else "finished")
+        except BaseException as error:
+            self.run.write_log(f"process {self.engine.rank} failed at step {self.step}:\n{traceback.format_exc()}")
+            failure = self._explain(error)
+            self.write_state("failed", error=str(failure or error))
+            if failure is None:
+                raise
+            raise failure from None
+        finally:
+            self.close_outputs()
+        if stopped:
+            self.print(
+                f"stopped at step {self.step} by {self._stop.cause}; continue with `quintet resume {self.run.folder}`"
+            )
+
+    def open_outputs(self) -> None:
+        """Start the trackers and the progress display."""
         if self.engine.is_main and not self.trackers:
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
@@ -71,36 +98,17 @@ class Trainer(TrainingSession):
             for note in [*unreached_notes(self.config), *self._schedule_notes()]:
                 self.print(note)
         self.stopwatch = Stopwatch()
-        stopped = False
-        try:
-            self._write_state("running")
-            while self.step < self.config.train.steps and not stopped:
-                logs = self.train_step()
-                stopped = bool(logs.pop("stop_requested")) and self.step < self.config.train.steps
-                logs.update(self._run_callbacks(final=stopped or self.step == self.config.train.steps))
-                if log_fn is not None:
-                    log_fn(logs)
-            self._write_state("stopped" if stopped else "finished")
-        except BaseException as error:
-            self.run.write_log(f"process {self.engine.rank} failed at step {self.step}:\n{traceback.format_exc()}")
-            failure = self._explain(error)
-            self._write_state("failed", error=str(failure or error))
-            if failure is None:
-                raise
-            raise failure from None
-        finally:
-            self._stream = None
-            self.display.stop()
-            for tracker in self.trackers:
-                self.run.best_effort_write(type(tracker).__name__, tracker.close)
-            self.trackers = []
-        if stopped:
-            self.print(
-                f"stopped at step {self.step} by {self._stop.cause}; continue with `quintet resume {self.run.folder}`"
-            )
 
     def _schedule_notes(self) -> list[str]:
         return [] if self.has_own_schedule else schedule_notes(self.config, self.step)
+
+    def close_outputs(self) -> None:
+        """Stop the data workers, the progress display and the trackers."""
+        self._stream = None
+        self.display.stop()
+        for tracker in self.trackers:
+            self.run.best_effort_write(type(tracker).__name__, tracker.close)
+        self.trackers = []
 
     def train_step(self) -> Logs:
         """One optimizer step. Returns the loss parts as tensors on the device."""
@@ -154,7 +162,7 @@ class Trainer(TrainingSession):
 
     # --- periodic work ----------------------------------------------------------------------------------------
 
-    def _run_callbacks(self, final: bool) -> Logs:
+    def run_callbacks(self, final: bool) -> Logs:
         """Log, validate, sample and save, if they are due at this step."""
         config, step = self.config, self.step
         logs: Logs = {}
@@ -190,7 +198,7 @@ class Trainer(TrainingSession):
         self._gather_skipped()
         self.log(**metrics)
         self.display.update(self.step, metrics, self.engine.memory_in_use())
-        self._write_state("running")
+        self.write_state("running")
         return metrics
 
     def _gather_skipped(self) -> None:
@@ -257,7 +265,9 @@ class Trainer(TrainingSession):
         return logs
 
     def load(self, path: Path | str, restore_optimizer: bool = True) -> None:
-        """Continue from another checkpoint folder of the same task."""
+        """Continue from another checkpoint folder of the same task.
+
+        Without `restore_optimizer`, only the weights are taken: optimizers and step start anew."""
         folder = Path(path)
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a checkpoint folder{pickle_hint(folder)}")
@@ -270,7 +280,7 @@ class Trainer(TrainingSession):
             self.saver.set_newer_aside("abandoned")
             self.run.drop_metrics_after(self.step)
 
-    def _write_state(self, status: Any, **more: Any) -> None:
+    def write_state(self, status: Any, **more: Any) -> None:
         if self.engine.is_main:
             progress, metric = self.state.progress, self.task.traits.best[0]
             best = {"metric": metric, "value": progress.best_value, "step": progress.best_step}

@@ -26,6 +26,7 @@ from quintet.families.mesh_autoencoder.features import (
     coordinate_bins,
     corner_angles,
     crossed_diagonals,
+    feature_bins,
     log_area,
 )
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder, blurred_cross_entropy
@@ -111,6 +112,35 @@ def test_areas_and_normals_of_triangles_and_quads() -> None:
         torch.testing.assert_close(crossed.norm(dim=-1) / 2, torch.full((len(faces),), area, dtype=torch.float64))
         outwards = CUBE[faces].mean(1)
         assert ((crossed * outwards).sum(-1) > 0).all()
+
+
+@pytest.mark.parametrize("bins", [32, 128])
+def test_angles_on_the_edge_of_a_bin_have_the_same_bin_in_every_batch(bins: int) -> None:
+    """Angles of 45 degrees; vectorised functions round the rows of a batch differently, by their position."""
+    cube = (CUBE.float() * 1.96)[CUBE_TRIANGLES]
+    alone = feature_bins(cube, bins)
+    for before in range(1, 20):
+        others = torch.rand(before, 3, 3, generator=torch.Generator().manual_seed(before))
+        behind = feature_bins(torch.cat([others, cube, others]), bins)
+        for one, other in zip(alone, behind, strict=True):
+            assert torch.equal(one, other[before : before + len(cube)])
+
+
+@pytest.mark.parametrize("scale", [0.11, 0.3, 0.7, 0.98])
+def test_angles_of_45_degrees_have_the_same_bin_at_every_place(scale: float) -> None:
+    vertices = (CUBE * scale + torch.tensor([0.1, 0.2, 0.3])).float()
+    _, angles, _, _ = feature_bins(vertices[CUBE_TRIANGLES], 128)
+    assert set(angles.flatten().tolist()) == {32, 64}
+
+
+def test_a_cube_has_the_same_codes_alone_and_behind_another_mesh() -> None:
+    torch.manual_seed(0)
+    model = MeshAutoencoder(**{**TINY, "bins": 128, "angle_dim": 64, "codebook_size": 4096}).eval()
+    cube = (CUBE.float() * 1.96, CUBE_TRIANGLES)
+    alone = model.encode(batch_of(cube))
+    for faces in range(1, 13):
+        vertices, triangles = solid(1, faces)
+        assert torch.equal(model.encode(batch_of((vertices.float(), triangles), cube))[faces:], alone)
 
 
 def test_small_faces_have_different_areas() -> None:

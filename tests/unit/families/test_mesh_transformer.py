@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from quintet.common.statistics import Statistics
 from quintet.data.index.marker import write_marker
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer import pipeline
+from quintet.families.mesh_transformer.config import MeshTransformerConfig
+from quintet.families.mesh_transformer.data import python_splits
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
 from quintet.families.mesh_transformer.pipeline import MeshTransformerPipeline
 from quintet.families.mesh_transformer.task import MeshTransformerTask, point_clouds, validity_sums
@@ -585,7 +588,8 @@ def trainer(out: Path, data: Any, **more: Any) -> MeshTransformerTrainer:
     }
     tokenizer = open_pipeline(f"coordinates:{BINS}")
     arguments: dict[str, Any] = {"steps": 4, "batch_size": 2, "config": keys, **more}
-    return MeshTransformerTrainer(small_model(), tokenizer=tokenizer, data=data, out=out, **arguments)
+    model = arguments.pop("model", None) or small_model()
+    return MeshTransformerTrainer(model, tokenizer=tokenizer, data=data, out=out, **arguments)
 
 
 @pytest.mark.parametrize("kind", ["folder", "dataset object"])
@@ -605,6 +609,90 @@ def test_the_trainer_for_python(kind: str, meshes: Path, tmp_path: Path) -> None
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     assert isinstance(resumed.unwrapped_model, MeshTransformer)
     assert isinstance(resumed.ema_model, MeshTransformer)
+
+
+def make_config(**keys: Any) -> MeshTransformerConfig:
+    fixed = {"model.num_codes": BINS, "model.tokens_per_face": 9}
+    return configs.build(MeshTransformerConfig, overrides={**fixed, **keys})
+
+
+class Rows:
+    """A dataset object: its items in one of the forms that a trainer takes."""
+
+    def __init__(self, form: str, count: int = 8) -> None:
+        self.solids, self.form = Solids(count), form
+        self.tokenizer = open_pipeline(f"coordinates:{BINS}")
+
+    def __len__(self) -> int:
+        return len(self.solids)
+
+    def __getitem__(self, item: int) -> Any:
+        vertices, faces, text = self.solids[item]
+        mesh = canonical(clean(Mesh(vertices.double().numpy(), faces.numpy()), BINS), BINS)
+        codes = self.tokenizer.encode(mesh.vertices, mesh.faces)
+        padded = torch.cat([codes, torch.full((3, codes.shape[1]), -1)])
+        vectors = torch.randn(2 + item % 3, 6, generator=torch.Generator().manual_seed(item))
+        return {
+            "codes": {"codes": padded.numpy(), "texts": text},
+            "flat codes": {"codes": codes.flatten(), "texts": text},
+            "tuples of codes": (codes, text),
+            "codes and vectors": {"codes": codes, "text_embeds": vectors},
+            "meshes and vectors": (vertices, faces, vectors),
+        }[self.form]
+
+
+@pytest.mark.parametrize("form", ["codes", "flat codes", "tuples of codes", "codes and vectors", "meshes and vectors"])
+def test_a_dataset_of_codes_or_of_text_embeddings_trains_and_samples(form: str, tmp_path: Path) -> None:
+    text = {"text": "vectors", "vector_dim": 6} if "vectors" in form else {}
+    keys = {"log.trackers": [], "data.num_workers": 0, "sample.max_faces": 4, "sample.num": 2, "data.augment": False}
+    training = MeshTransformerTrainer(
+        small_model(**text),
+        tokenizer=open_pipeline(f"coordinates:{BINS}"),
+        data=Rows(form),
+        out=tmp_path / "run",
+        steps=2,
+        batch_size=4,
+        config=keys,
+    )
+    training.train()
+    training.close()
+    assert training.step == 2
+    assert list((tmp_path / "run" / "samples").rglob("made.png"))
+
+
+def test_codes_of_a_dataset_equal_those_of_its_meshes(tmp_path: Path) -> None:
+    tokenizer, config = open_pipeline(f"coordinates:{BINS}"), make_config(**{"data.augment": False})
+    made, given = (python_splits(data, config, tokenizer).train for data in (Solids(8), Rows("codes")))
+    for item in range(len(made)):
+        one, other = (data.load(item, ItemRNG(0, [0], [item])) for data in (made, given))
+        assert torch.equal(one["codes"], other["codes"])
+        assert one["texts"] == other["texts"]
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ({"codes": torch.zeros(4, 8, dtype=torch.long)}, "shape (4, 8); model.tokens_per_face=9"),
+        ({"codes": torch.full((4, 9), BINS)}, f"codes up to {BINS}"),
+        ({"codes": torch.full((4, 9), -1)}, "has no codes"),
+        ({"codes": torch.tensor([[0] * 9, [-1] * 9, [0] * 9])}, "below 0"),
+    ],
+)
+def test_unusable_codes_are_named(item: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        python_splits([item] * 4, make_config(**{"model.text": "none"}), open_pipeline(f"coordinates:{BINS}"))
+
+
+def test_text_embeddings_that_the_model_cannot_use_are_refused(meshes: Path, tmp_path: Path) -> None:
+    tokenizer = open_pipeline(f"coordinates:{BINS}")
+    with pytest.raises(UsageError, match=r"train with model\.text=vectors and model\.vector_dim=6"):
+        python_splits(Rows("codes and vectors"), make_config(), tokenizer)
+    with pytest.raises(UsageError, match=r"model\.text=vectors needs items with text embeddings"):
+        trainer(tmp_path / "run", Solids(4), model=small_model(text="vectors", vector_dim=6))
+    with pytest.raises(UsageError, match=r"model\.text=vectors needs items with text embeddings"):
+        trainer(tmp_path / "run", meshes, model=small_model(text="vectors", vector_dim=6)).train()
+    with pytest.raises(UsageError, match="neither vertices and faces nor codes"):
+        python_splits([{"texts": "a"}] * 4, make_config(), tokenizer)
 
 
 def test_the_trainer_names_missing_arguments(tmp_path: Path) -> None:

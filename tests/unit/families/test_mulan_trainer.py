@@ -142,7 +142,8 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
     logs: list[dict[str, Any]] = []
     trainer.train(log_fn=logs.append)
     trainer.close()
-    assert [log["step"] for log in logs] == [1, 2]
+    assert [[*log] for log in logs] == [["loss"], ["loss"]]
+    assert trainer.steps.tolist() == [2.0]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,6 @@ def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
         ({"batch_size": 1, "grad_accum_every": 1}, "batch_size=1 is invalid.*at least 2"),
         ({"data_max_length": 0}, "data_max_length=0 is invalid"),
         ({"data_max_length": 80_000}, r"data\.seconds=10\.0 is longer than model\.audio\.max_seconds=1\.0"),
-        ({"force_clear_prev_results": True}, "nothing is ever deleted"),
         ({"dataset": None}, "MuLaNTrainer needs data"),
         ({"mulan": "a string"}, "trains a quintet.MuLaN, not a str"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +16,9 @@ import pytest
 import torch
 from toy import Points
 
+from helpers import DEADLINE
 from quintet.common.batch import Dataset, Item, collate
+from quintet.common.processes import is_alive
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UnreadableItem, UsageError
 from quintet.training.loader import VALIDATION_EPOCH, LoadedBatch, Loader
@@ -234,3 +239,25 @@ def test_the_opening_is_the_first_step_and_consumes_nothing() -> None:
     made = loader(Points(10), rank=1, world_size=2)
     opening = [each.batch.names for each in made.init_batches(order, 2)]
     assert [opening] == names(steps(made, order, 0, 1, accumulate=2))
+
+
+SOME_STEPS = """
+import sys
+from multiprocessing import active_children
+from pathlib import Path
+from toy import toy_trainer
+
+trainer = toy_trainer(Path(sys.argv[1]), data__num_workers=2)
+trainer.train_step()
+print(*(child.pid for child in active_children()))
+"""
+
+
+def test_a_script_that_stops_between_two_steps_exits_and_leaves_no_workers(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", SOME_STEPS, str(tmp_path / "run")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 0, done.stderr
+    workers = [int(word) for word in done.stdout.split()]
+    assert len(workers) == 2
+    assert not [worker for worker in workers if is_alive(worker)]

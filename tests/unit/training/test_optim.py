@@ -19,7 +19,6 @@ from quintet.training.optim import (
     Lion,
     clip_gradients,
     gradient_norm,
-    learning_rate,
     load_optimizer_tensors,
     make_optimizer,
     named_parameters,
@@ -27,6 +26,7 @@ from quintet.training.optim import (
     orthogonal,
     set_learning_rate,
 )
+from quintet.training.schedule import learning_rate
 
 steady = settings(deadline=None, derandomize=True, max_examples=50)
 """The same examples in every session, however busy the machine."""

@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quintet.compat import kinds
-from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule, if_true, no_effect, to_argument, to_key, to_parts
+from quintet.compat.rules import (
+    REQUIRED,
+    Implied,
+    OriginalTrainer,
+    Rule,
+    if_true,
+    no_effect,
+    to_argument,
+    to_key,
+    to_parts,
+)
 from quintet.compat.tables import shared
 from quintet.training.options import CONTRASTIVE_BATCH, FLAG, POSITIVE, STEPS
 
 MULAN: tuple[Rule, ...] = (
     shared.model("mulan", "MuLaN"),
     shared.dataset(REQUIRED),
-    shared.steps("num_train_steps", None, "Number of optimizer steps; the original default was the number of items."),
+    shared.steps("num_train_steps", None, "Number of optimizer steps; by default the number of items."),
     shared.batch_size(kind=CONTRASTIVE_BATCH),
     to_argument(
         "data_max_length",
         None,
         "max_samples",
-        "Becomes `data.seconds`, converted with the model's sampling rate.",
+        "Becomes `data.seconds`, converted with the model's sampling rate; None takes the longest clip of the model.",
         STEPS,
     ),
     no_effect("folder", None, (), "the original never read it; pass a folder as `data`"),
@@ -28,11 +38,9 @@ MULAN: tuple[Rule, ...] = (
     shared.clip(0.5),
     *shared.SPLIT,
     shared.checkpoints("save_model_every"),
-    shared.out("results_folder", "./results"),
+    shared.results("results_folder", "./results"),
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
-    to_key(
-        "use_lion", False, "optim.name", FLAG, "Use Lion instead of AdamW.", lambda flag: "lion" if flag else "adamw"
-    ),
+    to_key("use_lion", False, "optim.name", FLAG, "Use Lion instead of Adam.", lambda flag: "lion" if flag else "adam"),
     shared.CLEAR,
 )
 
@@ -52,9 +60,9 @@ SOUNDSTORM: tuple[Rule, ...] = (
     *shared.SPLIT,
     shared.validations("save_results_every", 100),
     shared.checkpoints("save_model_every"),
-    shared.out("results_folder", "./results"),
+    shared.results("results_folder", "./results"),
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
-    no_effect("split_batches", False, (True,), shared.GLOBAL_BATCH),
+    shared.SPLIT_BATCHES,
     no_effect(
         "drop_last",
         False,
@@ -64,15 +72,7 @@ SOUNDSTORM: tuple[Rule, ...] = (
     shared.CLEAR,
 )
 
-VQGAN: tuple[Rule, ...] = (
-    shared.model("vae", "VQGanVAE"),
-    to_argument("folder", REQUIRED, "data", "Folder of images."),
-    shared.steps("num_train_steps", REQUIRED),
-    shared.batch_size(),
-    to_argument("image_size", REQUIRED, "image_size", "Must equal `model.image_size` of the model."),
-    shared.rate("lr", 3e-4),
-    shared.accumulation(1),
-    shared.clip(None, "Maximum gradient norm; also of the discriminator, unless `discr_max_grad_norm` is given."),
+GAN_TOKENIZER: tuple[Rule, ...] = (
     to_key(
         "discr_max_grad_norm",
         None,
@@ -88,7 +88,7 @@ VQGAN: tuple[Rule, ...] = (
         "Number of steps between two grids of reconstructions.",
     ),
     shared.checkpoints("save_model_every"),
-    shared.out("results_folder", "./results"),
+    shared.results("results_folder", "./results"),
     *shared.SPLIT,
     to_key("use_ema", True, "ema.enabled", FLAG, "Maintain an exponential moving average of the weights."),
     to_key("ema_beta", 0.995, "ema.decay", kinds.DECAY, "Decay of the moving average; the original ignored it."),
@@ -104,6 +104,39 @@ VQGAN: tuple[Rule, ...] = (
         "Number of steps between two gradient penalties; the original applied it in every step.",
     ),
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
+)
+"""The last keywords of both trainers of tokenizers."""
+
+VQGAN: tuple[Rule, ...] = (
+    shared.model("vae", "VQGanVAE"),
+    to_argument("folder", REQUIRED, "data", "Folder of images."),
+    shared.steps("num_train_steps", REQUIRED),
+    shared.batch_size(),
+    to_argument("image_size", REQUIRED, "image_size", "Must equal `model.image_size` of the model."),
+    shared.rate("lr", 3e-4),
+    shared.accumulation(1),
+    shared.clip(None, "Maximum gradient norm; also of the discriminator, unless `discr_max_grad_norm` is given."),
+    *GAN_TOKENIZER,
+)
+
+CVIVIT: tuple[Rule, ...] = (
+    shared.model("vae", "CViViT"),
+    shared.steps("num_train_steps", REQUIRED),
+    shared.batch_size(),
+    to_argument("folder", REQUIRED, "data", "Folder of videos or images."),
+    to_key("train_on_images", False, "data.frames", FLAG, "Train on one frame of each video.", if_true(1)),
+    to_key(
+        "num_frames",
+        17,
+        "data.frames",
+        kinds.FRAMES,
+        "Number of frames of a training clip; an image is a clip of one frame.",
+    ),
+    shared.rate("lr", 3e-4),
+    shared.accumulation(1),
+    shared.weight_decay("wd", 0.0),
+    shared.clip(0.5, "Maximum gradient norm; also of the discriminator, unless `discr_max_grad_norm` is given."),
+    *GAN_TOKENIZER,
 )
 
 PHENAKI: tuple[Rule, ...] = (
@@ -141,10 +174,12 @@ PHENAKI: tuple[Rule, ...] = (
         kind=kinds.INTERVAL,
     ),
     to_key("num_samples", 25, "sample.num", POSITIVE, "Number of samples; need not be a square."),
-    shared.out("results_folder", "./results"),
+    shared.results("results_folder", "./results"),
     to_key("amp", False, "engine.precision", FLAG, "Use bf16 mixed precision.", if_true("bf16")),
     to_key("fp16", False, "engine.precision", FLAG, "Becomes bf16.", if_true("bf16", shared.FP16_NOTICE)),
-    no_effect("split_batches", True, (True,), shared.GLOBAL_BATCH),
+    to_argument(
+        "split_batches", True, "split_batches", "Whether the batch size is the total over all processes.", FLAG
+    ),
     no_effect(
         "convert_image_to",
         None,
@@ -166,10 +201,14 @@ MESH_COMMON: tuple[Rule, ...] = (
     shared.accumulation(REQUIRED),
 )
 SCHEDULE: tuple[Rule, ...] = (
-    to_key(
-        "scheduler", None, "optim.schedule", kinds.SCHEDULER, "torch's CosineAnnealingLR; for others use `lr_schedule`."
+    to_argument(
+        "scheduler",
+        None,
+        "scheduler",
+        "A scheduler class of torch; becomes `optim.scheduler`, a function of the step.",
+        kinds.SCHEDULER,
     ),
-    to_parts("scheduler_kwargs", shared.SCHEDULER_PARTS),
+    to_argument("scheduler_kwargs", {}, "scheduler_kwargs", "Arguments of the scheduler.", kinds.OPTIONS),
 )
 
 
@@ -181,8 +220,16 @@ def _mesh_validation(every: int) -> tuple[Rule, ...]:
     explanation = "Number of batches of a validation; multiplied by `grad_accum_every`, as in the original."
     return (
         to_argument("val_dataset", None, "validation", "A dataset object, or a folder."),
-        shared.validations("val_every", every),
-        Rule("val_num_batches", 5, explanation, keys=("eval.batches",), kind=POSITIVE, times_accumulation=True),
+        shared.validations("val_every", every, only_with="val_dataset"),
+        Rule(
+            "val_num_batches",
+            5,
+            explanation,
+            keys=("eval.batches",),
+            kind=POSITIVE,
+            times_accumulation=True,
+            only_with="val_dataset",
+        ),
     )
 
 
@@ -192,7 +239,7 @@ def _mesh_rest(*fields: str) -> tuple[Rule, ...]:
         to_parts("accelerator_kwargs", shared.ENGINE_PARTS),
         to_parts("optimizer_kwargs", shared.OPTIMIZER_PARTS),
         shared.checkpoints("checkpoint_every"),
-        shared.out("checkpoint_folder", "./checkpoints"),
+        shared.results("checkpoint_folder", "./checkpoints"),
         shared.declared("data_kwargs", list(fields)),
         shared.warmup("warmup_steps", 1000),
         to_key("use_wandb_tracking", False, "log.trackers", FLAG, tracking, if_true(("wandb",))),
@@ -218,14 +265,102 @@ MESH_TRANSFORMER: tuple[Rule, ...] = (
     *_mesh_rest("vertices", "faces", "face_edges", "texts"),
 )
 
+# --- what they do without a keyword ------------------------------------------------------------------------------
+
+MULAN_ALWAYS = (
+    *shared.ALWAYS,
+    shared.NO_WORKERS,
+    shared.NO_AVERAGE,
+    shared.CONSTANT,
+    shared.NO_WARMUP,
+    shared.NO_DECAY,
+)
+SOUNDSTORM_ALWAYS = (
+    *shared.ALWAYS,
+    shared.NO_WORKERS,
+    shared.NO_AVERAGE,
+    shared.ADAMW,
+    shared.implied_betas(0.9, 0.99),
+    Implied("optim.schedule", "cosine", "The learning rate follows a cosine after the warm-up."),
+    Implied("optim.final_lr", 0.0, "The cosine ends at 0."),
+)
+VQGAN_ALWAYS = (
+    *shared.ALWAYS,
+    shared.NO_WORKERS,
+    shared.ADAM,
+    shared.implied_betas(0.9, 0.999),
+    shared.CONSTANT,
+    shared.NO_WARMUP,
+    shared.NO_DECAY,
+    Implied("data.flip", True, "Half of the training images are flipped."),
+    Implied("data.truncated", "use", "Truncated files are used as far as they go."),
+)
+CVIVIT_ALWAYS = (
+    *shared.ALWAYS,
+    shared.NO_WORKERS,
+    shared.ADAMW,
+    shared.implied_betas(0.9, 0.99),
+    shared.CONSTANT,
+    shared.NO_WARMUP,
+)
+WITHOUT_VALIDATION = "All items train, and without a validation set there is no validation."
+PHENAKI_ALWAYS = (
+    *shared.ALWAYS,
+    shared.ADAMW,
+    shared.CONSTANT,
+    shared.NO_WARMUP,
+    Implied("data.validation_fraction", 0.0, WITHOUT_VALIDATION),
+    Implied("eval.every", shared.NEVER, WITHOUT_VALIDATION),
+)
+MESH_ALWAYS = (
+    *shared.ALWAYS,
+    shared.NO_WORKERS,
+    shared.ADAMW,
+    shared.implied_betas(0.9, 0.99),
+    shared.CONSTANT,
+    Implied("optim.initial_lr", 0.0, "The warm-up starts at 0."),
+    Implied("data.augment", False, "Meshes are not augmented."),
+    Implied("data.max_faces", shared.NEVER, "There is no limit on the number of faces."),
+    Implied("data.validation_fraction", 0.0, WITHOUT_VALIDATION),
+    Implied("eval.every", shared.NEVER, WITHOUT_VALIDATION, unless="val_dataset"),
+    Implied("sample.every", shared.NEVER, "There are no samples during training."),
+)
+MESH_AUTOENCODER_ALWAYS = (
+    *MESH_ALWAYS,
+    Implied("ema.enabled", True, "There is an average of the weights, with the defaults of `ema_kwargs`."),
+)
+MESH_TRANSFORMER_ALWAYS = (
+    *MESH_ALWAYS,
+    Implied("ema.enabled", False, "There is no average of the weights, unless `ema_kwargs` is given.", "ema_kwargs"),
+)
+
 TRAINERS: Mapping[str, OriginalTrainer] = {
     trainer.name: trainer
     for trainer in (
-        OriginalTrainer("MuLaNTrainer", "mulan", "musiclm-pytorch", "0.2.8", 2, MULAN),
-        OriginalTrainer("SoundStormTrainer", "soundstorm", "soundstorm-pytorch", "0.6.1", 1, SOUNDSTORM),
-        OriginalTrainer("VQGanVAETrainer", "vqgan", "muse-maskgit-pytorch", "0.3.5", 1, VQGAN),
-        OriginalTrainer("PhenakiTrainer", "phenaki", "phenaki-pytorch", "0.5.0", 1, PHENAKI),
-        OriginalTrainer("MeshAutoencoderTrainer", "mesh-autoencoder", "meshgpt-pytorch", "1.8.1", 21, MESH_AUTOENCODER),
-        OriginalTrainer("MeshTransformerTrainer", "mesh-transformer", "meshgpt-pytorch", "1.8.1", 21, MESH_TRANSFORMER),
+        OriginalTrainer("MuLaNTrainer", "mulan", "musiclm-pytorch", "0.2.8", 2, MULAN, MULAN_ALWAYS),
+        OriginalTrainer(
+            "SoundStormTrainer", "soundstorm", "soundstorm-pytorch", "0.6.1", 1, SOUNDSTORM, SOUNDSTORM_ALWAYS
+        ),
+        OriginalTrainer("VQGanVAETrainer", "vqgan", "muse-maskgit-pytorch", "0.3.5", 1, VQGAN, VQGAN_ALWAYS),
+        OriginalTrainer("CViViTTrainer", "cvivit", "phenaki-pytorch", "0.5.0", 1, CVIVIT, CVIVIT_ALWAYS),
+        OriginalTrainer("PhenakiTrainer", "phenaki", "phenaki-pytorch", "0.5.0", 1, PHENAKI, PHENAKI_ALWAYS),
+        OriginalTrainer(
+            "MeshAutoencoderTrainer",
+            "mesh-autoencoder",
+            "meshgpt-pytorch",
+            "1.8.1",
+            21,
+            MESH_AUTOENCODER,
+            MESH_AUTOENCODER_ALWAYS,
+        ),
+        OriginalTrainer(
+            "MeshTransformerTrainer",
+            "mesh-transformer",
+            "meshgpt-pytorch",
+            "1.8.1",
+            21,
+            MESH_TRANSFORMER,
+            MESH_TRANSFORMER_ALWAYS,
+        ),
     )
 }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quintet.compat import kinds
-from quintet.compat.rules import REQUIRED, Noted, Rule, if_true, no_effect, refuse, to_argument, to_key
+from quintet.compat.rules import REQUIRED, Implied, Noted, Rule, if_true, no_effect, refuse, to_argument, to_key
 from quintet.training.options import FLAG, FUNCTION, POSITIVE, RATE, SEED, STEPS, WORKERS, Kind
 
 OWN: tuple[Rule, ...] = (
@@ -60,12 +60,8 @@ def betas(keyword: str) -> Rule:
     return to_key(keyword, (0.9, 0.99), "optim.betas", kinds.BETAS, "Decay rates of the optimizer's moments.")
 
 
-def clip(default: float | None, explanation: str = "Maximum gradient norm.") -> Rule:
-    # If the original clips by default, None means no clipping.
-    keeps_none = default is not None
-    return Rule(
-        "max_grad_norm", default, explanation, keys=("optim.max_grad_norm",), kind=kinds.NORM, keeps_none=keeps_none
-    )
+def clip(default: float | None, explanation: str = "Maximum gradient norm; None disables clipping.") -> Rule:
+    return Rule("max_grad_norm", default, explanation, keys=("optim.max_grad_norm",), kind=kinds.NORM, keeps_none=True)
 
 
 def weight_decay(keyword: str, default: float) -> Rule:
@@ -85,22 +81,28 @@ def warmup(keyword: str, default: Any) -> Rule:
 
 
 def checkpoints(keyword: str) -> Rule:
-    explanation = "Number of steps between two checkpoints; `checkpoint.keep` is the number that remain."
+    explanation = "Number of steps between two checkpoints; all of them remain."
     return to_key(keyword, 1000, "checkpoint.every", kinds.INTERVAL, explanation)
 
 
-def validations(keyword: str, default: int) -> Rule:
-    return to_key(keyword, default, "eval.every", kinds.INTERVAL, "Number of steps between two validations.")
+def validations(keyword: str, default: int, only_with: str = "") -> Rule:
+    return Rule(
+        keyword,
+        default,
+        "Number of steps between two validations.",
+        keys=("eval.every",),
+        kind=kinds.INTERVAL,
+        only_with=only_with,
+    )
 
 
 def dataset(default: Any) -> Rule:
     return to_argument("dataset", default, "data", "A dataset object, or a folder.")
 
 
-def out(keyword: str, default: str) -> Rule:
-    return to_argument(
-        keyword, default, "out", "Run folder; an existing run is never cleared: resume it, or choose another folder."
-    )
+def results(keyword: str, default: str) -> Rule:
+    explanation = "Folder of the run folders `<recipe>-<n>`, of which each trainer makes a new one."
+    return to_argument(keyword, default, "results", explanation)
 
 
 def declared(keyword: str, default: Any) -> Rule:
@@ -123,12 +125,32 @@ SPLIT: tuple[Rule, ...] = (
     ),
     to_key("random_split_seed", 42, "data.split_seed", SEED, "Random seed of the split."),
 )
-CLEAR = refuse(
-    "force_clear_prev_results",
-    None,
-    (False,),
-    "nothing is ever deleted: choose another `out`, or delete the old folder yourself",
+CLEAR = no_effect(
+    "force_clear_prev_results", None, (False,), "nothing is ever deleted: each trainer makes a new run folder"
 )
+
+# --- what the originals always do ------------------------------------------------------------------------------
+
+NEVER = 10**9
+"""Interval of something that an original never does; quintet does it after the last step."""
+
+ALWAYS: tuple[Implied, ...] = (
+    Implied("log.trackers", (), "No tracker, unless the engine's arguments name one."),
+    Implied("log.every", 1, "Every step is logged."),
+    Implied("checkpoint.keep", NEVER, "All checkpoints are kept."),
+)
+NO_WORKERS = Implied("data.num_workers", 0, "Items are read in the training process.")
+NO_AVERAGE = Implied("ema.enabled", False, "There is no average of the weights.")
+ADAM = Implied("optim.name", "adam", "The optimizer is Adam.")
+ADAMW = Implied("optim.name", "adamw", "The optimizer is Adam, with decoupled weight decay if there is any.")
+CONSTANT = Implied("optim.schedule", "constant", "The learning rate is constant after the warm-up.")
+NO_WARMUP = Implied("optim.warmup_steps", 0, "There is no warm-up.")
+NO_DECAY = Implied("optim.weight_decay", 0.0, "There is no weight decay.")
+
+
+def implied_betas(first: float, second: float) -> Implied:
+    return Implied("optim.betas", (first, second), "Decay rates of the optimizer's moments.")
+
 
 # --- entries of dictionaries ---------------------------------------------------------------------------------
 
@@ -145,10 +167,13 @@ def is_inductor(name: str) -> bool:
 
 FLAGS = (True, False)
 EMPTY: tuple[Any, ...] = ((), [], set())
-GLOBAL_BATCH = "the batch size is the total over all processes"
+SPLIT_BATCHES = to_argument(
+    "split_batches", False, "split_batches", "Whether the batch size is the total over all processes.", FLAG
+)
 OTHER_ENGINE = (
     "distributed training is configured by the launcher and `engine.*` keys, such as `engine.fsdp`; leave it out"
 )
+SAME_RESULT = "it changes how the optimizer is computed, not its result"
 RUN_FOLDER = "logs are written to the run folder, and the project of a tracker is the key `log.project`"
 RAMP = "the ramp of the average is fixed; leave it out and set only its decay and start"
 EVERYTHING = "all parameters are averaged; leave it out"
@@ -169,7 +194,7 @@ ENGINE_PARTS: tuple[Rule, ...] = (
     to_key(
         "dynamo_backend", None, "engine.compile", kinds.BACKEND, "Use `torch.compile` for every module.", is_inductor
     ),
-    no_effect("split_batches", False, (True,), GLOBAL_BATCH),
+    SPLIT_BATCHES,
     refuse("gradient_accumulation_steps", 1, (1,), "use the trainer's `grad_accum_steps` or `grad_accum_every`"),
     no_effect("kwargs_handlers", None, EMPTY, "each recipe sets the flags of DDP"),
     no_effect("project_dir", None, (), RUN_FOLDER),
@@ -215,18 +240,15 @@ EMA_PARTS: tuple[Rule, ...] = (
 OPTIMIZER_PARTS: tuple[Rule, ...] = (
     to_key("betas", (0.9, 0.99), "optim.betas", kinds.BETAS, "Decay rates of the optimizer's moments."),
     to_key("eps", 1e-8, "optim.eps", RATE, "Epsilon of the optimizer."),
+    to_key("amsgrad", False, "optim.amsgrad", FLAG, "Divide by the largest second moment so far."),
     no_effect("filter_by_requires_grad", False, FLAGS, "only parameters that require gradients are optimized"),
-    no_effect("omit_gammas_and_betas_from_wd", True, (True,), "vectors are never decayed"),
-)
-
-SCHEDULER_PARTS: tuple[Rule, ...] = (
-    to_key("T_max", REQUIRED, "optim.decay_steps", STEPS, "Step at which the cosine ends."),
-    to_key("eta_min", 0.0, "optim.final_lr", kinds.NOT_NEGATIVE, "Learning rate at the end of the cosine."),
+    refuse("omit_gammas_and_betas_from_wd", True, (True,), "vectors are never decayed; leave it out"),
+    refuse("maximize", False, (False,), "a loss is minimised; leave it out"),
+    *(no_effect(name, None, FLAGS, SAME_RESULT) for name in ("foreach", "fused", "capturable", "differentiable")),
 )
 
 PARTS: Mapping[str, tuple[Rule, ...]] = {
     "accelerate_kwargs, accelerator_kwargs": ENGINE_PARTS,
     "ema_kwargs": EMA_PARTS,
     "optimizer_kwargs": OPTIMIZER_PARTS,
-    "scheduler_kwargs": SCHEDULER_PARTS,
 }

@@ -17,6 +17,12 @@ SMALLEST_AREA = 2.0**-18
 """Less than half of the smallest face on a grid of 256 bins."""
 LARGEST_AREA = 4.0
 """The area of a square across the box from -1 to 1."""
+NUDGE = 1e-3
+"""In bins: a measure that is less than this below the edge of a bin counts as on it.
+
+Angles of 45 degrees, and the normals of tilted planes, lie on edges. This is more than the rounding of fp32 coordinates
+changes them, and much more than the order of a batch changes the last bits of a vectorised function in fp64.
+"""
 
 
 class FaceFeatures(nn.Module):
@@ -37,17 +43,24 @@ class FaceFeatures(nn.Module):
                 table.weight.copy_(waves(config.bins, table.embedding_dim))
 
     def forward(self, corners: Tensor) -> Tensor:
-        with torch.no_grad():
-            crossed = crossed_diagonals(corners)
-            features = (
-                (self.coordinates, coordinate_bins(corners.flatten(1), self.bins)),
-                (self.angles, binned(corner_angles(corners), 0, math.pi, self.bins)),
-                (self.area, binned(log_area(crossed), 0, 1, self.bins)),
-                (self.normal, binned(nn.functional.normalize(crossed, dim=-1), -1, 1, self.bins)),
-            )
-        embedded = [table(bins).flatten(1) for table, bins in features]
+        tables = (self.coordinates, self.angles, self.area, self.normal)
+        features = feature_bins(corners, self.bins)
+        embedded = [table(bins).flatten(1) for table, bins in zip(tables, features, strict=True)]
         out: Tensor = self.project(torch.cat(embedded, dim=-1))
         return out
+
+
+@torch.no_grad()
+def feature_bins(corners: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The bins of coordinates, angles, area and normal of each face, the same in every batch."""
+    exact = corners.double()
+    crossed = crossed_diagonals(exact)
+    return (
+        coordinate_bins(exact.flatten(1), bins),
+        binned(corner_angles(exact), 0, math.pi, bins, NUDGE),
+        binned(log_area(crossed), 0, 1, bins, NUDGE),
+        binned(nn.functional.normalize(crossed, dim=-1), -1, 1, bins, NUDGE),
+    )
 
 
 def waves(bins: int, count: int) -> Tensor:
@@ -60,9 +73,12 @@ def waves(bins: int, count: int) -> Tensor:
     return math.sqrt(2) * torch.cos(math.pi * positions[:, None] * half_waves)
 
 
-def binned(values: Tensor, low: float, high: float, bins: int) -> Tensor:
-    """The bin index of each value; values outside go to the nearest bin, NaN to the first."""
-    positions = (values - low) / (high - low) * bins
+def binned(values: Tensor, low: float, high: float, bins: int, nudge: float = 0.0) -> Tensor:
+    """The bin index of each value; values outside go to the nearest bin, NaN to the first.
+
+    A value that is less than `nudge` bins below the edge of a bin counts as on it.
+    """
+    positions = (values - low) / (high - low) * bins + nudge
     return positions.nan_to_num(0).clamp(0, bins - 1).long()
 
 

@@ -20,6 +20,9 @@ class MeshAutoencoderTrainer(PythonTrainer):
 
         MeshAutoencoderTrainer(MeshAutoencoder(bins=128), data="meshes/", out="runs/tok", steps=10_000).train()
 
+    Items of a dataset hold `vertices` and `faces`. Training meshes of triangles are stretched and shifted at random,
+    in folders and in datasets, unless `config={"data.augment": False}`.
+
     Any configuration key can be set through `config={"optim.lr": 1e-4}`.
     """
 

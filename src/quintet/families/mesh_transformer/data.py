@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,12 +15,15 @@ from quintet.common.batch import collate as collate_equal
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
-from quintet.data.mesh import mesh_folder_splits
+from quintet.data.mesh import FIELDS as MESH_FIELDS
+from quintet.data.mesh import PythonMeshes, mesh_folder_splits, python_mesh_splits
+from quintet.data.python_dataset import Field, Indexable, PythonDataset, caption_of, route, split_object
 from quintet.data.splits import Splits
+from quintet.data.text_embeddings import VECTORS, check_embeddings, collate_embeddings, embedding_of, has_type
 from quintet.data.token_cache import TokenDataset
 from quintet.data.tokenized import tokenized_splits
-from quintet.errors import UsageError
-from quintet.families.mesh_transformer.config import MeshTransformerConfig
+from quintet.errors import UnreadableItem, UsageError
+from quintet.families.mesh_transformer.config import MeshTransformerConfig, MeshTransformerModelConfig
 from quintet.families.mesh_transformer.model import PADDING
 from quintet.pipelines.base import Tokenizer
 
@@ -32,7 +36,7 @@ class FaceDataset:
     include its first face (`begins`) and its last (`ends`). Outside training with a window it also holds `full_codes`.
     """
 
-    codes: TokenDataset
+    codes: TokenDataset | PythonFaces
     positions: Sequence[int]
     """Indices into `codes` of the items that are used."""
     counts: Sequence[int]
@@ -61,15 +65,18 @@ class FaceDataset:
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:
-    """A batch: `codes` (batch, faces, tokens_per_face) padded to the largest mesh, and their `lengths` (batch,)."""
+    """A batch: `codes` (batch, faces, tokens_per_face) padded to the largest mesh, and their `lengths` (batch,).
+
+    With text embeddings also `vectors` and `words`; see `collate_embeddings`.
+    """
     codes = [item["codes"] for item in items]
-    uneven = ("codes", "full_codes")
+    uneven = ("codes", "full_codes", "vectors")
     fields = collate_equal([{name: value for name, value in item.items() if name not in uneven} for item in items])
     if "full_codes" in items[0]:
         fields["full_codes"] = [item["full_codes"] for item in items]
     fields["codes"] = torch.nn.utils.rnn.pad_sequence(codes, batch_first=True, padding_value=PADDING)
     fields["lengths"] = torch.tensor([len(each) for each in codes])
-    return fields
+    return {**fields, **collate_embeddings(items)}
 
 
 def token_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> Splits:
@@ -93,9 +100,12 @@ def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
     variants = config.data.variants if config.data.augment else 1
     encoder = tokenizer.token_encoder()
     codes = tokenized_splits(encoder, media, "meshes encoded", cache=config.data.cache_dir, variants=variants)
+    return _small_enough_splits(config, codes)
 
+
+def _small_enough_splits(config: MeshTransformerConfig, codes: Splits) -> Splits:
     def small_enough(source: Dataset, part: str) -> FaceDataset:
-        assert isinstance(source, TokenDataset)
+        assert isinstance(source, TokenDataset | PythonFaces)
         return _small_enough(config, source, part, codes.skipped)
 
     return replace(
@@ -107,10 +117,11 @@ def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
 
 
 def _small_enough(
-    config: MeshTransformerConfig, codes: TokenDataset, part: str, skipped: dict[str, str]
+    config: MeshTransformerConfig, codes: TokenDataset | PythonFaces, part: str, skipped: dict[str, str]
 ) -> FaceDataset:
     """The dataset without unreadable meshes and, unless windows are used, without too large ones; see `skipped`."""
     counts, max_faces = codes.lengths(), config.model.max_faces
+    skipped.update({codes.name(item): reason for item, reason in codes.skipped.items()})
     limit = max_faces if config.loss.window_faces is None else max(counts, default=0)
     large = [item for item, count in enumerate(counts) if count > limit]
     for item in large:
@@ -126,3 +137,126 @@ def _small_enough(
         listed = "; ".join(f"{name}: {reason}" for reason, name in [*reasons.items()][-3:])
         raise UsageError(f"none of the {len(counts)} items ({part}) can be used ({listed})")
     return FaceDataset(codes, used, [counts[item] for item in used], config.loss.window_faces, part == "train")
+
+
+# --- Python data sets -------------------------------------------------------------------------------------------
+
+
+def _is_embedding(value: Any) -> bool:
+    return VECTORS.accepts(value) and value.shape[1] != 3  # vertices
+
+
+CODES = Field(
+    "codes",
+    ("face_codes",),
+    lambda value: has_type(value, ("int",), (2,)) and value.shape[1] > 4,  # not faces or pairs of faces
+    "integers (faces, tokens_per_face), the codes of a mesh",
+    required=False,
+)
+FIELDS = (*(replace(each, required=False) for each in MESH_FIELDS), CODES, replace(VECTORS, accepts=_is_embedding))
+
+
+@dataclass
+class CaptionedMeshes(PythonMeshes):
+    """Meshes of a Python data set with a caption or a text embedding."""
+
+    fields = FIELDS
+
+    def metadata(self, item: int) -> Item:
+        return {**super().metadata(item), **embedding_of(self.routed(item))}
+
+    def routed(self, item: int) -> dict[str, Any]:
+        return _check_one_form(super().routed(item))
+
+
+@dataclass
+class PythonFaces(PythonDataset):
+    """Codes of a Python data set, (faces, tokens_per_face) or flat; faces of -1 at the end are padding."""
+
+    fields = FIELDS
+
+    model: MeshTransformerModelConfig
+
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        routed = _check_one_form(self.routed(item))
+        return {**embedding_of(routed), "texts": caption_of(routed), "codes": self._codes(routed["codes"])}
+
+    def metadata(self, item: int) -> Item:
+        return {**super().metadata(item), **embedding_of(self.routed(item))}
+
+    @cached_property
+    def _checked(self) -> tuple[list[int], dict[int, str]]:
+        """The number of faces of each item, and the items that cannot be used, with the reason."""
+        counts, skipped = [0] * len(self), {}
+        for item in range(len(self)):
+            try:
+                counts[item] = len(self.load(item, ItemRNG(0, [0], [item]))["codes"])
+            except UnreadableItem as problem:
+                skipped[item] = str(problem)
+        return counts, skipped
+
+    def lengths(self) -> list[int]:
+        """The number of faces of each item; 0 if it cannot be used."""
+        return self._checked[0]
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        return self._checked[1]
+
+    def _codes(self, value: Any) -> Tensor:
+        per_face, num_codes = self.model.tokens_per_face, self.model.num_codes
+        assert per_face is not None
+        assert num_codes is not None
+        if not has_type(value, ("int",), (1, 2)):
+            raise UnreadableItem(f"has no usable codes; expected {CODES.expects}")
+        codes = torch.as_tensor(value).detach().cpu().long()
+        if codes.ndim == 1 and len(codes) % per_face == 0:
+            codes = codes.view(-1, per_face)
+        if codes.ndim != 2 or codes.shape[1] != per_face:
+            raise UnreadableItem(f"has codes of shape {tuple(codes.shape)}; model.tokens_per_face={per_face}")
+        valid = (codes >= 0).all(1)
+        count = int(valid.sum())
+        if not count:
+            raise UnreadableItem("has no codes")
+        if not valid[:count].all() or bool((codes[count:] != PADDING).any()):
+            raise UnreadableItem("has codes below 0 that are not padding at its end")
+        if int(codes.max()) >= num_codes:
+            raise UnreadableItem(f"has codes up to {int(codes.max())}; the vocabulary ends at {num_codes - 1}")
+        return codes[:count]
+
+
+def _check_one_form(routed: dict[str, Any]) -> dict[str, Any]:
+    """The item unchanged, if it holds either a mesh or codes."""
+    is_mesh = "vertices" in routed and "faces" in routed
+    if is_mesh == ("codes" in routed):
+        found = "both a mesh and codes" if is_mesh else "neither vertices and faces nor codes"
+        raise UsageError(f"an item of the data set holds {found}; expected exactly one of them")
+    return routed
+
+
+def python_splits(
+    dataset: Indexable,
+    config: MeshTransformerConfig,
+    tokenizer: Tokenizer[Any],
+    *,
+    validation: Indexable | None = None,
+    declared: Sequence[str] | None = None,
+) -> Splits:
+    """Codes of a Python data set of meshes or of codes, split by fraction and seed unless `validation` is given."""
+    first = _check_one_form(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
+    check_embeddings(first, config.model)
+    if "codes" in first:
+        codes = split_object(dataset, config.data, partial(PythonFaces, model=config.model), validation, declared)
+        check_captions(config.model, codes, "meshes", config.data.allow_missing_captions)
+        return _small_enough_splits(config, codes)
+    model = tokenizer.model
+    media = python_mesh_splits(
+        dataset,
+        config.data,
+        model.vertices_per_face,
+        model.bins,
+        validation=validation,
+        declared=declared,
+        kind=CaptionedMeshes,
+    )
+    return encode_splits(config, tokenizer, media)

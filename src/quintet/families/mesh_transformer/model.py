@@ -22,7 +22,13 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.grammar import whole_faces
 from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState
-from quintet.nn.conditioning import Conditioning, FrozenText, TextConditioning, make_text_conditioning
+from quintet.nn.conditioning import (
+    Conditioning,
+    FrozenText,
+    TextConditioning,
+    embeddings_as_text,
+    make_text_conditioning,
+)
 from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.sampling import autoregressive
 from quintet.sampling.autoregressive import Legal, Sampling
@@ -95,6 +101,11 @@ class MeshTransformer(Pretrained, nn.Module):
             return {}
         return {name: tensor.to(self._device) for name, tensor in self.text_encoder.prepare(texts, keep).items()}
 
+    def text_vectors(self, vectors: Tensor, mask: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
+        """The same for text embeddings (batch, words, vector_dim) with `mask` (batch, words)."""
+        prepared = embeddings_as_text(self.text_encoder, vectors, mask, keep)
+        return {name: tensor.to(self._device) for name, tensor in prepared.items()}
+
     def faces(self, counts: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
         """Conditioning on face counts (batch,); where `keep` (batch,) is False or the count is 0, it is unknown.
 
@@ -161,6 +172,7 @@ class MeshTransformer(Pretrained, nn.Module):
         settings: Sampling | None = None,
         *,
         negative: str | None = None,
+        embeddings: tuple[Tensor, Tensor] | None = None,
         face_counts: Sequence[int] | None = None,
         prompts: Sequence[Tensor] | None = None,
         max_faces: int | None = None,
@@ -169,12 +181,13 @@ class MeshTransformer(Pretrained, nn.Module):
     ) -> Generated:
         """One mesh per text; an empty text means no text, and a face count of 0 no face count.
 
+        `embeddings` are text embeddings (batch, words, vector_dim) and their mask, instead of the texts themselves.
         `prompts` are the tokens that the meshes start with, each (tokens,) or (faces, tokens_per_face), of any length.
         `legal` is the grammar; by default the end token may follow a complete face only. Meshes end after `max_faces`
         faces at the latest.
         """
         tokens, lengths = self._prompts(prompts or [torch.empty(0, dtype=torch.int64)] * len(texts), len(texts))
-        cond, uncond = self._encode_prompts(texts, negative)
+        cond, uncond = self._encode_prompts(texts, negative, embeddings)
         if face_counts is not None:
             if self.face_counts is None:
                 raise UsageError("this model is not conditioned on face counts (model.face_buckets=0)")
@@ -205,9 +218,14 @@ class MeshTransformer(Pretrained, nn.Module):
         )
 
     def _encode_prompts(
-        self, texts: Sequence[str], negative: str | None
+        self, texts: Sequence[str], negative: str | None, embeddings: tuple[Tensor, Tensor] | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
         """Conditional and unconditional conditioning; the latter is None if the model takes no text."""
+        if embeddings is not None:
+            if negative:
+                raise UsageError("a negative prompt needs texts, but this model takes text embeddings")
+            dropped = torch.zeros(len(texts), dtype=torch.bool)
+            return self.text_vectors(*embeddings), self.text_vectors(*embeddings, dropped)
         if self.text_encoder is None:
             if any(texts) or negative:
                 raise UsageError("this model takes no text (model.text=none)")

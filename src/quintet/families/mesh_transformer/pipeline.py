@@ -112,8 +112,9 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         negative: str | None = None,
         part: Tensor | None = None,
         legal: Legal | None = None,
+        embeddings: tuple[Tensor, Tensor] | None = None,
     ) -> Generated:
-        """Codes of one batch of texts, with the random numbers of its items.
+        """Codes of one batch of texts, or of text embeddings, with the random numbers of its items.
 
         `part` (faces, tokens_per_face) are the codes that all meshes start with.
         """
@@ -123,6 +124,7 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
             rng,
             Sampling(config.temperature, config.top_k, config.top_p, self.guidance_scale),
             negative=negative,
+            embeddings=embeddings,
             face_counts=[config.faces] * len(texts) if config.faces else None,
             prompts=None if part is None else [part] * len(texts),
             max_faces=config.max_faces,

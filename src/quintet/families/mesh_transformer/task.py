@@ -71,9 +71,16 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         return Output(self._predicted(modules, batch, conditioning))
 
     def _texts(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
+        embeddings = self._embeddings(batch)
+        if embeddings is not None:
+            return self.transformer.text_vectors(*embeddings, keep)
         # An empty caption means no text, as in generation.
         has_text = torch.tensor([bool(text) for text in batch["texts"]])
         return self.transformer.texts(batch["texts"], has_text if keep is None else keep & has_text)
+
+    def _embeddings(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
+        is_used = "vectors" in batch and self.config.model.text != "none"
+        return (batch["vectors"], batch["words"]) if is_used else None
 
     def _predicted(self, modules: Modules, batch: Batch, conditioning: dict[str, Tensor]) -> dict[str, Tensor]:
         logits, targets = modules["transformer"](
@@ -107,7 +114,7 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         if split != "validation":
             return Statistics()
         pipeline: MeshTransformerPipeline = self.pipeline(modules)
-        generated = pipeline.generate(batch["texts"], batch.rng)
+        generated = pipeline.generate(batch["texts"], batch.rng, embeddings=self._embeddings(batch))
         meshes, real = pipeline.decode(generated.rows), _reconstruct(pipeline, batch)
         sums = {"generated": torch.tensor(float(len(meshes)), dtype=torch.float64)}
         sums |= validity_sums(meshes, generated.ended.tolist())
@@ -132,7 +139,10 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         """A sheet of pairs of reconstructions and meshes generated from their captions; the first pairs also as mesh
         files."""
         pipeline: MeshTransformerPipeline = self.pipeline(modules)
-        generated = pipeline.decode(pipeline.generate(batch["texts"], batch.rng, legal=pipeline.grammar()).rows)
+        codes = pipeline.generate(
+            batch["texts"], batch.rng, legal=pipeline.grammar(), embeddings=self._embeddings(batch)
+        )
+        generated = pipeline.decode(codes.rows)
         reconstructions = _reconstruct(pipeline, batch)
         pairs = [mesh for pair in zip(reconstructions, generated, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=RENDERED)

@@ -112,7 +112,7 @@ class MuLaNTask(Task[MuLaNConfig]):
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         pipeline: MuLaNPipeline = self.pipeline(modules)
-        audio, text = pipeline.embed_batch(batch), pipeline.mulan.embed_prepared(self._texts(batch))
+        audio, text = pipeline.embed_batch(batch), pipeline.mulan.embed_prepared(self.prepared_texts(batch))
         captions = torch.tensor([caption_number(each) for each in _texts_of(batch)], device=audio.device)
         sums = self._zero_shot(pipeline, batch, audio) if self.config.eval.zero_shot_labels else {}
         if self.config.model.num_quantizers:
@@ -155,7 +155,7 @@ class MuLaNTask(Task[MuLaNConfig]):
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
         """An image of the similarities of all clips and captions of a batch; the diagonal should be brightest."""
         pipeline: MuLaNPipeline = self.pipeline(modules)
-        audio, text = pipeline.embed_batch(batch), pipeline.mulan.embed_prepared(self._texts(batch))
+        audio, text = pipeline.embed_batch(batch), pipeline.mulan.embed_prepared(self.prepared_texts(batch))
         scores = similarities(audio, text).double().cpu()
         image = draw_matrix(scores.numpy(), [Path(name).name for name in batch.names], _texts_of(batch))
         metadata = {"rows": list(batch.names), "columns": _texts_of(batch)}
@@ -163,7 +163,7 @@ class MuLaNTask(Task[MuLaNConfig]):
 
     # --- parts ----------------------------------------------------------------------------------------------
 
-    def _texts(self, batch: Batch, word_dropout: float = 0.0) -> Prepared:
+    def prepared_texts(self, batch: Batch, word_dropout: float = 0.0) -> Prepared:
         """The captions of a batch, prepared for the text tower, on the device of the batch."""
         tower = self.mulan.text
         if "token_ids" in batch:
@@ -177,7 +177,7 @@ class MuLaNTask(Task[MuLaNConfig]):
     def _vectors(self, modules: Modules, batch: Batch) -> Vectors:
         """The embeddings of an augmented training batch."""
         noise = self.mulan.audio.augment_noise(batch.rng).to(batch["wavs"].device)
-        prepared = self._texts(batch, word_dropout=self.config.data.word_dropout)
+        prepared = self.prepared_texts(batch, word_dropout=self.config.data.word_dropout)
         vectors: Vectors = modules["mulan"](*_waves(batch), *prepared, noise)
         return vectors
 

@@ -38,11 +38,11 @@ class SpecAugmentNoise(NamedTuple):
 
     masks: Tensor
     """(batch, 4), of the SpecAugment masks."""
-    patches: Tensor
-    """(batch, rows, columns), of the dropout of the patches of a window of `max_seconds`."""
+    patches: Tensor | None
+    """(batch, rows, columns), of the dropout of the patches of a window of `max_seconds`; None: no dropout."""
 
     def to(self, device: torch.device) -> SpecAugmentNoise:
-        return SpecAugmentNoise(*(noise.to(device) for noise in self))
+        return SpecAugmentNoise(self.masks.to(device), None if self.patches is None else self.patches.to(device))
 
 
 class AudioSpectrogramTransformer(nn.Module):
@@ -83,7 +83,7 @@ class AudioSpectrogramTransformer(nn.Module):
         columns = patches.shape[1] // self.config.grid[0]
         valid_mask = self._valid_patches(frames, columns)
         positions = self._positions(columns, patches.device).expand(len(patches), -1)
-        if noise is not None and self.config.patch_dropout:
+        if noise is not None and noise.patches is not None and self.config.patch_dropout:
             patch_noise = noise.patches[:, :, :columns].flatten(1)
             retained, valid_mask = drop_patches(valid_mask, patch_noise, self.config.patch_dropout)
             patches, positions = patches.take_along_dim(retained[..., None], dim=1), positions.gather(1, retained)

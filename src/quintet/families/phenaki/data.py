@@ -23,6 +23,7 @@ from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, caption_of, route, split_object
 from quintet.data.splits import Splits
+from quintet.data.text_embeddings import VECTORS, check_embeddings, collate_embeddings, embedding_of, has_type
 from quintet.data.tokenized import tokenized_splits
 from quintet.data.video import FIELDS as MEDIA
 from quintet.data.video import PythonVideos, video_folder_splits
@@ -46,8 +47,7 @@ def clip_splits(config: PhenakiConfig, tokenizer: Tokenizer[Any]) -> Splits:
 def collate_clips(items: Sequence[Item]) -> dict[str, Any]:
     """`codes` (items, latent frames, …) and `valid_mask` (items, codes), which is left out if there is no padding.
 
-    Text embeddings are `vectors` (items, words, dim) with the mask `words` (items, words); an item without text and
-    embedding has no words.
+    With text embeddings also `vectors` and `words`; see `collate_embeddings`.
     """
     fields = collate_equal(
         [{name: value for name, value in item.items() if name not in _VARIABLE_LENGTH} for item in items]
@@ -56,24 +56,13 @@ def collate_clips(items: Sequence[Item]) -> dict[str, Any]:
     fields["codes"] = torch.nn.utils.rnn.pad_sequence(codes, batch_first=True, padding_value=PADDING)
     if len({len(each) for each in codes}) > 1:
         fields["valid_mask"] = fields["codes"].flatten(1) != PADDING
-    known = [item["vectors"] for item in items if "vectors" in item]
-    if known and not any(item.get("texts") for item in items if "vectors" not in item):
-        vectors = [item.get("vectors", known[0][:0]) for item in items]
-        fields["vectors"] = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True)
-        counts = torch.tensor([len(each) for each in vectors])
-        fields["words"] = torch.arange(fields["vectors"].shape[1]) < counts[:, None]
-    return fields
-
-
-def _has_type(value: Any, kinds: tuple[str, ...], axes: tuple[int, ...]) -> bool:
-    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    return getattr(value, "ndim", None) in axes and dtype.startswith(kinds)
+    return {**fields, **collate_embeddings(items)}
 
 
 VIDEOS = Field(
     "videos",
     MEDIA[0].aliases,
-    lambda value: _has_type(value, ("float", "uint8"), (3, 4)),
+    lambda value: has_type(value, ("float", "uint8"), (3, 4)),
     MEDIA[0].expects,
     required=False,
 )
@@ -81,22 +70,15 @@ TEXTS = MEDIA[1]
 CODES = Field(
     "codes",
     ("video_codebook_ids", "codebook_ids"),
-    lambda value: _has_type(value, ("int",), (1, 3, 4)),
+    lambda value: has_type(value, ("int",), (1, 3, 4)),
     "integers (latent frames, rows, columns), the codebook ids of a video",
     required=False,
 )
 MASK = Field(
     "mask",
     ("video_frame_mask", "frame_mask"),
-    lambda value: _has_type(value, ("bool",), (1,)),
+    lambda value: has_type(value, ("bool",), (1,)),
     "booleans (frames), true for real frames",
-    required=False,
-)
-VECTORS = Field(
-    "vectors",
-    ("text_embeds", "text_embeddings"),
-    lambda value: _has_type(value, ("float",), (2,)),
-    "floats (words, dim), the embedding of a text",
     required=False,
 )
 FIELDS = (VIDEOS, TEXTS, CODES, MASK, VECTORS)
@@ -117,7 +99,7 @@ class PythonClips(PythonVideos):
     fields = FIELDS
 
     def metadata(self, item: int) -> Item:
-        return {**super().metadata(item), **_embedding(self.routed(item))}
+        return {**super().metadata(item), **embedding_of(self.routed(item))}
 
     def routed(self, item: int) -> dict[str, Any]:
         """The fields of an item, with padding frames removed from the video."""
@@ -148,7 +130,7 @@ class PythonCodes(PythonDataset):
         codes = self._codes(routed["codes"])
         if routed.get("mask") is not None:
             codes = codes[: self._valid_latent_frames(routed["mask"], len(codes))]
-        return {"codes": codes, "texts": caption_of(routed), **_embedding(routed)}
+        return {"codes": codes, "texts": caption_of(routed), **embedding_of(routed)}
 
     def _codes(self, value: Any) -> Tensor:
         model = self.config.model
@@ -199,15 +181,6 @@ def _length(mask: Any, expected: int) -> int:
     return length
 
 
-def _embedding(routed: Mapping[str, Any]) -> Item:
-    if routed.get("vectors") is None:
-        return {}
-    vectors = torch.as_tensor(routed["vectors"]).detach().cpu().float()
-    if vectors.ndim != 2 or not len(vectors) or not vectors.isfinite().all():
-        raise UnreadableItem(f"has a text embedding of shape {tuple(vectors.shape)}, or one with non-finite values")
-    return {"vectors": vectors}
-
-
 def python_clip_splits(
     dataset: Indexable,
     config: PhenakiConfig,
@@ -235,15 +208,14 @@ def python_clip_splits(
 
 def _check_conditioning(first: Mapping[str, Any], config: PhenakiConfig) -> None:
     """Check that items have the texts or the text embeddings that `model.text` needs."""
-    text, vectors = config.model.text, first.get("vectors")
-    if vectors is not None and text in ("bytes", "words", "classes"):
-        raise UsageError(
-            f"the items have text embeddings of dimension {vectors.shape[-1]}: train with model.text=vectors and "
-            f"model.vector_dim={vectors.shape[-1]}"
-        )
-    if vectors is None and text == "vectors":
-        raise UsageError("model.text=vectors needs items with text embeddings (text_embeds)")
-    if vectors is None and text != "none" and first.get("texts") is None and not config.data.allow_missing_captions:
+    check_embeddings(first, config.model)
+    text = config.model.text
+    if (
+        first.get("vectors") is None
+        and text != "none"
+        and first.get("texts") is None
+        and not config.data.allow_missing_captions
+    ):
         raise UsageError(
             "the items have no texts: add them, train with data.allow_missing_captions=true, or train without text "
             "(model.text=none)"

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quintet.config import AudioDataConfig, GenerateOptions, RunConfig, Section
-from quintet.config.masked import MaskedSampleConfig
+from quintet.config.masked import CorruptionConfig, MaskedSampleConfig
 from quintet.config.presets import BASE_GENERATOR, DEBUG_GENERATOR, SMALL_GENERATOR, preset
 
 Steps = Annotated[int, Field(ge=1, le=1000)]
@@ -97,7 +97,7 @@ class SoundStormDataConfig(AudioDataConfig):
     )
 
 
-class SoundStormLossConfig(Section):
+class SoundStormLossConfig(CorruptionConfig):
     """Losses of masked code prediction."""
 
     mask_schedule: Literal["cosine", "linear"] = Field(

@@ -7,14 +7,14 @@ of that level. Prompt length, level and fraction are drawn per row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
-from quintet.sampling.masked import Schedule, cosine, training_mask
+from quintet.sampling.masked import Schedule, corrupt, cosine, training_mask
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,24 @@ def mask_codes(
     span: int = 1,
     coarse_bias: float = 1.0,
     name: str = "hide",
+    *,
+    visible_prob: float = 0.0,
+    random_prob: float = 0.0,
 ) -> MaskedCodes:
     """Mask a random part of codes (batch, frames, num_quantizers) with the valid mask `frames` (batch, frames).
 
     A `coarse_bias` above 1 selects coarse levels more often; an integer N selects the coarsest of N uniform levels.
+    `visible_prob` and `random_prob` are those of `sampling.masked.corrupt`.
     """
     lengths = frames.sum(1)
     prompts = (rng.uniform(f"{name}-prompt").to(codes.device) * lengths).long().minimum(lengths - 1)
     levels = _levels(rng, codes.shape[-1], coarse_bias, f"{name}-level").to(codes.device)
-    return mask_level(codes, frames, prompts, levels, rng, mask_id, schedule, span, name)
+    masked_codes = mask_level(codes, frames, prompts, levels, rng, mask_id, schedule, span, name)
+    if visible_prob == random_prob == 0:
+        return masked_codes
+    own = codes.gather(2, levels[:, None, None].expand(-1, codes.shape[1], 1))[..., 0]
+    seen = corrupt(rng, own, masked_codes.where, mask_id, visible_prob, random_prob, name)
+    return replace(masked_codes, tokens=masked_codes.filled(seen[masked_codes.where]))
 
 
 def mask_level(

@@ -88,7 +88,15 @@ class SoundStormTask(Task[SoundStormConfig]):
         loss, model = self.config.loss, self.soundstorm
         schedule = masked.MASK_SCHEDULES[loss.mask_schedule]
         masked_codes = mask_codes(
-            batch["codes"], batch["frames"], batch.rng, model.mask_id, schedule, loss.mask_span, loss.coarse_bias
+            batch["codes"],
+            batch["frames"],
+            batch.rng,
+            model.mask_id,
+            schedule,
+            loss.mask_span,
+            loss.coarse_bias,
+            visible_prob=loss.visible_token_prob,
+            random_prob=loss.random_token_prob,
         )
         keep = batch.rng.uniform("keep condition") >= loss.cond_drop_prob
         conditioning = self._conditioning(batch, self._clips(batch), keep)

@@ -69,14 +69,14 @@ class VQGanVAE(Pretrained, nn.Module):
 
         `return_candidates` adds candidates for dead codes to the statistics.
         """
-        latents = self._latents(images)
+        latents = self.latent_map(images)
         quantized = self.quantizer(rearrange(latents, "b c h w -> b (h w) c"), return_candidates=return_candidates)
         features = self._features(quantized.vectors, latents.shape[-2:])
         return Reconstruction(self._pixels(features), features, quantized.codes, quantized.loss, quantized.statistics)
 
     def encode(self, images: Tensor) -> Tensor:
         """Codes (batch, rows, columns[, num_quantizers]) of images (batch, channels, height, width) in [0, 1]."""
-        latents = self._latents(images)
+        latents = self.latent_map(images)
         codes = self.quantizer.encode(rearrange(latents, "b c h w -> b (h w) c"))
         height, width = latents.shape[-2:]
         return codes.view(len(codes), height, width, *codes.shape[2:])
@@ -84,13 +84,18 @@ class VQGanVAE(Pretrained, nn.Module):
     def decode(self, codes: Tensor) -> Tensor:
         """Images (batch, channels, height, width), clamped to [0, 1], of codes."""
         vectors = self.quantizer.codes_to_vectors(codes.flatten(1, 2))
-        return self._pixels(self._features(vectors, codes.shape[1:3])).clamp(0, 1)
+        return self.decode_vectors(vectors, codes.shape[1:3]).clamp(0, 1)
+
+    def decode_vectors(self, vectors: Tensor, grid: Any) -> Tensor:
+        """Images (batch, channels, height, width), not clamped, of quantized vectors (batch, positions, dim)."""
+        return self._pixels(self._features(vectors, grid))
 
     def latents(self, images: Tensor) -> Tensor:
         """Encoder outputs (batch x rows x columns, dim), from which a codebook can be initialized."""
-        return rearrange(self._latents(images), "b c h w -> (b h w) c")
+        return rearrange(self.latent_map(images), "b c h w -> (b h w) c")
 
-    def _latents(self, images: Tensor) -> Tensor:
+    def latent_map(self, images: Tensor) -> Tensor:
+        """Encoder outputs (batch, dim, rows, columns), before quantization."""
         height, width = images.shape[-2:]
         factor = 2**self.config.layers
         if height % factor or width % factor:

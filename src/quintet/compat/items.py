@@ -1,0 +1,134 @@
+"""Data of the original trainers: routing of items, and the data sets and loaders that scripts read from a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Dataset as TorchDataset
+
+from quintet.common.rng import ItemRNG
+from quintet.data.python_dataset import PythonDataset
+from quintet.errors import UsageError
+from quintet.training.loader import VALIDATION_EPOCH
+
+
+class NamedItems:
+    """A data set whose tuples become dictionaries by the names of their values, as the mesh trainers do.
+
+    Values without a name are dropped, and names without a value are left out; `ignored` names are removed."""
+
+    def __init__(self, dataset: Any, names: Sequence[str], ignored: Sequence[str] = ()) -> None:
+        self.dataset, self.names, self.ignored = dataset, tuple(names), frozenset(ignored)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.dataset[index]
+        if isinstance(item, (tuple, list)):
+            item = dict(zip(self.names, item, strict=False))
+        if not isinstance(item, Mapping):
+            return item
+        return {name: value for name, value in item.items() if name not in self.ignored and value is not None}
+
+
+class FolderItems(TorchDataset[Any]):
+    """The items of a folder as a data set of tensors: images (channels, height, width) in [0, 1], or all fields."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        fields = self.dataset.load(index, ItemRNG(self.seed, [VALIDATION_EPOCH], [index]))
+        media = next((fields[name] for name in ("images", "videos") if name in fields), None)
+        if media is None:
+            return fields
+        return media.float() / 255 if media.dtype == torch.uint8 else media
+
+
+def items_of(split: Any, seed: int) -> Any:
+    """The items of a split of quintet as a data set of the user's own items, or of tensors of a folder."""
+    if isinstance(split, PythonDataset):
+        dataset = split.dataset.dataset if isinstance(split.dataset, NamedItems) else split.dataset
+        return Subset(dataset, list(split.positions))
+    return FolderItems(split, seed)
+
+
+Merge = Callable[[list[Tensor]], Tensor]
+
+
+def stack_shortest(values: list[Tensor]) -> Tensor:
+    """Stack tensors, cut to the shortest."""
+    length = min(len(value) for value in values)
+    return torch.stack([value[:length] for value in values])
+
+
+def pad_with(value: float) -> Merge:
+    """A function that stacks tensors, padded to the longest."""
+    return lambda values: nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=value)
+
+
+def loader_of(dataset: Any, batch_size: int, merge: Merge, drop_last: bool = False) -> DataLoader[Any]:
+    """Shuffled batches as the originals made them, independent of the batches of the training."""
+
+    def collate(items: list[Any]) -> Any:
+        first = items[0]
+        if isinstance(first, Mapping):
+            return {name: _merged([item[name] for item in items], merge) for name in first}
+        if isinstance(first, (tuple, list)):
+            return tuple(_merged(list(values), merge) for values in zip(*items, strict=True))
+        return _merged(items, merge)
+
+    return DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=drop_last, collate_fn=collate)
+
+
+def _merged(values: list[Any], merge: Merge) -> Any:
+    if not all(isinstance(value, Tensor) for value in values):
+        return list(values)
+    same = all(value.shape == values[0].shape for value in values)
+    return torch.stack(values) if same else merge(values)
+
+
+def cycle(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of a loader without end."""
+    if len(loader) == 0:
+        raise UsageError(
+            f"there are fewer items than a batch of {loader.batch_size}, so that there is no batch to read"
+        )
+    while True:
+        yield from loader
+
+
+Field = Callable[[Any], bool]
+"""Whether a value of a batch belongs to a field."""
+
+
+def is_floats(*dims: int) -> Field:
+    return lambda value: isinstance(value, Tensor) and value.dtype == torch.float and value.ndim in dims
+
+
+def has_dtype(dtype: torch.dtype) -> Field:
+    return lambda value: isinstance(value, Tensor) and value.dtype == dtype
+
+
+def is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def fields_by_type(data: Sequence[Any], fields: Mapping[str, Field]) -> tuple[str, ...]:
+    """The field of each value of a batch: the first one that accepts it."""
+    names = []
+    for value in data:
+        fitting = [name for name, accepts in fields.items() if accepts(value)]
+        if not fitting or fitting[0] in names:
+            kind = f"{type(value).__name__} {tuple(getattr(value, 'shape', ()))}"
+            raise UsageError(f"a value of a batch ({kind}) fits no field, or a field twice; known: {', '.join(fields)}")
+        names.append(fitting[0])
+    return tuple(names)

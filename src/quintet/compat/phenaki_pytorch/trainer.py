@@ -1,0 +1,144 @@
+"""Trainers of phenaki-pytorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quintet.compat.items import (
+    NamedItems,
+    cycle,
+    fields_by_type,
+    has_dtype,
+    is_floats,
+    is_texts,
+    loader_of,
+)
+from quintet.compat.phenaki_pytorch.phenaki import Phenaki
+from quintet.compat.tokenizer_trainer import TokenizerTrainer
+from quintet.compat.trainer import CompatTrainer, LogFunction
+from quintet.errors import UsageError
+from quintet.families.cvivit.trainer import CViViTTrainer as OwnCViViTTrainer
+from quintet.families.phenaki.trainer import PhenakiTrainer as OwnPhenakiTrainer
+from quintet.training.trainer import Logs
+
+FIELDS = {
+    "videos": is_floats(4, 5),
+    "texts": is_texts,
+    "video_codebook_ids": has_dtype(torch.long),
+    "video_frame_mask": has_dtype(torch.bool),
+    "text_embeds": is_floats(3),
+}
+"""The fields of a batch, by the values that they accept."""
+
+
+class CViViTTrainer(TokenizerTrainer):
+    """Trains a `CViViT` on a folder of videos or images, with the arguments of the original."""
+
+    own_class = OwnCViViTTrainer
+
+
+class PhenakiTrainer(CompatTrainer):
+    """Trains a `Phenaki` on videos, images or codes, with the arguments of the original."""
+
+    own_class = OwnPhenakiTrainer
+    step_attribute = ""
+    average_attribute = "ema_model"
+    checkpoint_name = "model-{number}.pt"
+
+    def adapt(self, model: Any, arguments: dict[str, Any], keys: dict[str, Any]) -> None:
+        names = arguments.pop("declared", None)
+        if names is not None:
+            unknown = [name for name in names if name not in FIELDS]
+            if unknown or len(set(names)) != len(names):
+                raise UsageError(f"PhenakiTrainer: dataset_fields are different names of {', '.join(FIELDS)}")
+            arguments["data"] = NamedItems(arguments.get("data"), names)
+        if isinstance(model, Phenaki):
+            model.set_num_frames(keys.get("data.frames", self._default("num_frames")))
+
+    def logs(self, logs: Logs) -> float:
+        """The sum of the losses of generator and critic."""
+        return sum(float(logs.get(f"{state.phase.name}/loss", 0.0)) for state in self.own.state.phases)
+
+    def train(  # type: ignore[override]
+        self,
+        only_train_generator: bool = False,
+        only_train_critic: bool = False,
+        log_fn: LogFunction | None = None,
+    ) -> None:
+        self._train_only(only_train_generator, only_train_critic)
+        super().train(log_fn)
+
+    def train_step(self, only_train_generator: bool = False, only_train_critic: bool = False) -> float:
+        self._train_only(only_train_generator, only_train_critic)
+        loss: float = super().train_step()
+        return loss
+
+    def _train_only(self, generator: bool, critic: bool) -> None:
+        """Train only the generator, or only the critic, from now on; or both again."""
+        names = [state.phase.name for state in self.own.state.phases]
+        if generator and critic:
+            raise UsageError("PhenakiTrainer: only_train_generator and only_train_critic are exclusive")
+        if critic and "critic" not in names:
+            raise UsageError("PhenakiTrainer: only_train_critic=True, but this Phenaki has no critic")
+        excluded = "critic" if generator else "generator" if critic else ""
+        for state in self.own.state.phases:
+            name = state.phase.name
+            state.phase = replace(state.phase, active=lambda step, name=name: name != excluded)
+        self.own.task.phases = [state.phase for state in self.own.state.phases]
+
+    def save(self, milestone: Any, overwrite: bool = True) -> None:
+        """Write a checkpoint to the folder `model-<milestone>.pt` in the results folder."""
+        super().save(self._milestone(milestone), overwrite)
+
+    def load(self, milestone: Any, restore_optimizer: bool = True) -> None:
+        """Continue from the folder `model-<milestone>.pt` in the results folder."""
+        super().load(self._milestone(milestone), restore_optimizer)
+
+    def _milestone(self, milestone: Any) -> Path:
+        folder: Path = self.results_folder
+        return folder / f"model-{milestone}.pt"
+
+    @property
+    def phenaki(self) -> nn.Module:
+        return self.unwrapped_model
+
+    @property
+    def train_num_steps(self) -> int:
+        return self.num_train_steps
+
+    @property
+    def sample_num_frames(self) -> int:
+        config: Any = self.own.config
+        return int(config.sample.frames or config.data.frames)
+
+    @property
+    def opt(self) -> torch.optim.Optimizer:
+        return self.optimizer_of()
+
+    @property
+    def unconditional(self) -> bool:
+        model: Any = self.own.config.model
+        return bool(model.text == "none")
+
+    @property
+    def image_size(self) -> Any:
+        return self.own.task.frozen["tokenizer"].model.config.image_size
+
+    @property
+    def ds(self) -> Any:
+        return super().ds if self.dataset is None else self.dataset
+
+    @property
+    def dl(self) -> Iterator[Any]:
+        """Batches of the training items without end."""
+        return cycle(loader_of(self.ds, self._micro_batch, self.merge))
+
+    def data_tuple_to_kwargs(self, data: Sequence[Any]) -> dict[str, Any]:
+        """The arguments of the model for the values of a batch."""
+        return dict(zip(self.dataset_fields or fields_by_type(data, FIELDS), data, strict=False))

@@ -1,0 +1,101 @@
+"""Text encoders of the originals, which name a T5 of the Hugging Face hub: nothing is downloaded.
+
+A local folder is used as a frozen encoder; any other name means quintet's byte-level encoder, which is trained with the
+model. Embeddings that the user passes always work: a linear layer projects them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quintet.errors import UsageError
+from quintet.nn.conditioning import FrozenText
+from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.nn.text import mask_dropped
+
+DEFAULT_T5_NAME = "google/t5-v1_1-base"
+T5_DIMS = {"small": 512, "base": 768, "large": 1024, "xl": 2048, "xxl": 4096, "3b": 1024, "11b": 1024}
+"""Dimensions of T5 models by the last part of their names."""
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """The text encoder that a name of the originals stands for."""
+
+    text: str
+    """The key `model.text`."""
+    embed_dim: int
+    """Dimension of the embeddings of the T5 of that name, which a user may pass as `text_embeds`."""
+    notices: tuple[str, ...]
+
+
+def text_source(t5_name: str | Path, embed_dim: int | None = None) -> TextSource:
+    size = str(t5_name).rpartition("-")[2].lower()
+    dim = embed_dim or T5_DIMS.get(size, T5_DIMS["base"])
+    if Path(t5_name).expanduser().is_dir():
+        return TextSource(f"hf:{Path(t5_name).expanduser()}", dim, ())
+    notice = (
+        f"nothing is downloaded: texts are encoded by quintet's byte-level encoder instead of {t5_name}, and it is "
+        "trained with the model; pass a local folder as t5_name to use a T5"
+    )
+    return TextSource("bytes", dim, (notice,))
+
+
+class EmbeddingProjection(nn.Module):
+    """Text embeddings (batch, tokens, dim) as context of a masked transformer; rows of zeros are padding."""
+
+    def __init__(self, embed_dim: int, text_dim: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(embed_dim, text_dim)
+
+    def conditioning(
+        self, model: MaskGit | TokenCritic, embeds: Tensor, keep: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        mask = (embeds != 0).any(-1)
+        if isinstance(model.text_encoder, FrozenText):
+            return model.text_vectors(embeds, mask, keep)
+        if embeds.ndim != 3 or embeds.shape[-1] != self.project.in_features:
+            raise UsageError(
+                f"text_embeds have shape {tuple(embeds.shape)}; expected (batch, tokens, {self.project.in_features}), "
+                "the dimension of the T5 that the model was built for"
+            )
+        device, dtype = self.project.weight.device, self.project.weight.dtype
+        context = self.project(F.layer_norm(embeds.to(device, dtype), (self.project.in_features,)))
+        return {"context": context, "context_mask": mask_dropped(mask.to(device), keep)}
+
+
+def text_conditioning(
+    model: MaskGit | TokenCritic,
+    projection: EmbeddingProjection | None,
+    texts: list[str] | None,
+    embeds: Tensor | None,
+    keep: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Conditioning of texts or of their embeddings; an empty text means no text."""
+    if embeds is not None:
+        assert projection is not None
+        return projection.conditioning(model, embeds, keep)
+    has_text = torch.tensor([bool(text) for text in texts or ()])
+    return model.texts(texts or [], has_text if keep is None else keep & has_text)
+
+
+def copy_matching(source: nn.Module, target: nn.Module) -> None:
+    """Copy the tensors that two models share by name, and the training mode and device.
+
+    Of tables of different lengths, such as positions in time, the first rows are copied.
+    """
+    own: dict[str, Tensor] = dict(source.state_dict())
+    with torch.no_grad():
+        for name, tensor in target.state_dict().items():
+            if name in own and own[name].ndim and own[name].shape[1:] == tensor.shape[1:]:
+                rows = min(len(own[name]), len(tensor))
+                tensor[:rows] = own[name][:rows]
+            elif name in own and own[name].shape == tensor.shape:
+                tensor.copy_(own[name])
+    parameter = next(source.parameters())
+    target.to(parameter.device, parameter.dtype).train(source.training)
