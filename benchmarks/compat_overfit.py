@@ -88,7 +88,7 @@ def compare(
     first, by_hand = _new(make), _new(make)
     steps_of = optimizer([parameter for parameter in by_hand.parameters() if parameter.requires_grad])
     for _ in range(steps):
-        loss(by_hand).backward()
+        loss(by_hand).backward()  # type: ignore[no-untyped-call]
         steps_of.step()
         steps_of.zero_grad()
     by_trainer = _new(make)
@@ -164,8 +164,20 @@ def cvivit(steps: int) -> Overfit:
 
 
 def tiny_cvivit(**options: Any) -> Any:
-    sizes = {"dim": 64, "codebook_size": 256, "image_size": 16, "patch_size": 4, "temporal_patch_size": 2}
-    depths = {"spatial_depth": 1, "temporal_depth": 1, "dim_head": 32, "heads": 2, "use_vgg_and_gan": False}
+    sizes: dict[str, Any] = {
+        "dim": 64,
+        "codebook_size": 256,
+        "image_size": 16,
+        "patch_size": 4,
+        "temporal_patch_size": 2,
+    }
+    depths: dict[str, Any] = {
+        "spatial_depth": 1,
+        "temporal_depth": 1,
+        "dim_head": 32,
+        "heads": 2,
+        "use_vgg_and_gan": False,
+    }
     return phenaki_pytorch.CViViT(**sizes, **depths, **options)
 
 

@@ -76,6 +76,11 @@ class CompatModel(LossPasses, nn.Module):
         tensors: Iterable[Tensor] = chain(self.parameters(), self.buffers())
         return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
+    def cuda(self, device: int | torch.device | None = None) -> Self:
+        if not torch.cuda.is_available():
+            raise UsageError(f"{type(self).__name__}.cuda(): there is no CUDA device; leave .cuda() out to use the CPU")
+        return super().cuda(device)
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy builds its own task, whose modules are those of the copy.
         return {**self.__dict__, "_task": None, "_pending": None}
@@ -101,7 +106,7 @@ class CompatModel(LossPasses, nn.Module):
         if not hasattr(self, "task_class"):  # a part of another model
             settings = {"class": type(self).__name__, "model": {}}
             return checkpoint.Contents({WEIGHTS: dict(self.state_dict())}, {CONFIG.removesuffix(".json"): settings})
-        contents = self.task.pipeline(self.task.modules).contents()
+        contents: checkpoint.Contents = self.task.pipeline(self.task.modules).contents()
         exported = {tensor.data_ptr() for group in contents.tensors.values() for tensor in group.values()}
         rest = {name: tensor for name, tensor in self.state_dict().items() if tensor.data_ptr() not in exported}
         if rest:

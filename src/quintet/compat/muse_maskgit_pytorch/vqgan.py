@@ -123,7 +123,7 @@ class VQGanVAE(CompatModel):
     @property
     def encoded_dim(self) -> int:
         """Number of channels of the encoded feature map."""
-        return self.model.quantizer.dim
+        return int(self.model.quantizer.dim)
 
     def get_encoded_fmap_size(self, image_size: int) -> int:
         """Number of rows (and columns) of codes of a square image."""
