@@ -12,6 +12,7 @@ import typer
 
 from quintet import config as configs
 from quintet.common.logging import say
+from quintet.common.printable import printable_lines
 from quintet.errors import UsageError
 
 Overrides = Annotated[
@@ -25,7 +26,8 @@ ModelReference = Annotated[
 
 
 def print_line(text: str = "") -> None:
-    sys.stdout.write(text + "\n")
+    """Print to stdout, with escapes for the control characters of names."""
+    sys.stdout.write(printable_lines(text) + "\n")
     sys.stdout.flush()
 
 

@@ -8,19 +8,20 @@ from contextlib import suppress
 from typing import TypeVar
 
 from quintet.common import rank
+from quintet.common.printable import printable_lines
 
 ItemT = TypeVar("ItemT")
 
 
 def say(text: str, *, any_rank: bool = False) -> None:
-    """Print a line to stderr, by default on rank 0 only.
+    """Print a line to stderr, with escapes for control characters, by default on rank 0 only.
 
     `any_rank` is for messages of a single process, such as errors.
     """
     if not (any_rank or rank.is_first()):
         return
     with suppress(OSError):  # the terminal may be closed, or the disk of a redirected stderr full
-        sys.stderr.write(text.rstrip() + "\n")
+        sys.stderr.write(printable_lines(text.rstrip()) + "\n")
         sys.stderr.flush()
 
 
