@@ -18,6 +18,7 @@ import typer
 from quintet.cli import data, inference, info, results, sampling, training
 from quintet.common import streams
 from quintet.common.logging import say
+from quintet.common.printable import printable
 from quintet.errors import QuintetError
 
 app = typer.Typer(
@@ -94,7 +95,7 @@ def _guarded(words: Sequence[str], debug: bool) -> int:
         elif type(error).__name__ == "NoArgsIsHelpError":
             say(_message(error), any_rank=True)
         else:
-            say(f"error: {_one_sentence(error)}", any_rank=True)
+            say(f"error: {printable(_one_sentence(error))}", any_rank=True)
         return 2 if _is_usage_error(error) else error.exit_code if isinstance(error, QuintetError) else 1
 
 

@@ -98,7 +98,7 @@ def search(
 ) -> None:
     """Find the files of a folder that best match a text."""
     from quintet import embeddings
-    from quintet.data.index.entry import printable
+    from quintet.common.printable import printable
 
     pipeline = open_model(run)
     text_vectors = embeddings.embed_texts(pipeline, text)

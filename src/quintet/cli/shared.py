@@ -13,6 +13,7 @@ import typer
 
 from quintet import config as configs
 from quintet.common.logging import say
+from quintet.common.printable import printable_lines
 from quintet.errors import UsageError
 
 Overrides = Annotated[
@@ -32,8 +33,8 @@ def print_line(text: str = "") -> None:
 
 
 def print_result(text: str = "") -> None:
-    """Print the result of a command. Raises OSError if nobody reads it or the disk is full."""
-    sys.stdout.write(text + "\n")
+    """Print the result of a command, with escapes for the control characters of names. Raises OSError if nobody reads it or the disk is full."""
+    sys.stdout.write(printable_lines(text) + "\n")
     sys.stdout.flush()
 
 

@@ -15,13 +15,22 @@ from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
+from quintet.common.printable import printable
 from quintet.errors import UsageError
 
 
 def refuse_existing(path: Path, advice: str = "choose another folder with --out", *, folder: bool = True) -> None:
     """Raise `UsageError` if `path` exists. With `folder`, an existing empty folder is accepted."""
+    refuse_other_encoding(path)
     if path.exists() and not (folder and path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists already{' and is not empty' if folder else ''}; {advice}")
+
+
+def refuse_other_encoding(path: Path) -> None:
+    """Raise `UsageError` if a path is not UTF-8: safetensors writes files there, but does not read them again."""
+    text = str(path.absolute())
+    if not text.isascii() and text.encode("utf-8", "replace").decode() != text:
+        raise UsageError(f"the path {printable(text)} is not UTF-8; choose another one with --out")
 
 
 def one_line(error: Exception) -> str:

@@ -6,18 +6,19 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from quintet.common import rank, streams
+from quintet.common.printable import printable_lines
 
 ItemT = TypeVar("ItemT")
 
 
 def say(text: str, *, any_rank: bool = False) -> None:
-    """Print a line to stderr, by default on rank 0 only.
+    """Print a line to stderr, with escapes for control characters, by default on rank 0 only.
 
     `any_rank` is for messages of a single process, such as errors.
     """
     if not (any_rank or rank.is_first()):
         return
-    streams.write_error(text.rstrip() + "\n")
+    streams.write_error(printable_lines(text.rstrip()) + "\n")
 
 
 _said: set[str] = set()

@@ -145,7 +145,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tree:
 
 def data_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a data folder, so that a run can be resumed from any working directory; URLs are kept."""
-    return str(path) if "://" in str(path) else str(Path(path).resolve())
+    text = str(path) if "://" in str(path) else str(Path(path).resolve())
+    if not text.isascii() and text.encode("utf-8", "replace").decode("utf-8") != text:
+        raise UsageError(f"the path of the data is not UTF-8 and cannot be recorded: {short(text)}; rename the folder")
+    return text
 
 
 def short(value: Any) -> str:

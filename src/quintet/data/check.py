@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quintet.common.printable import printable
 from quintet.data.index.captions import equal_captions
-from quintet.data.index.entry import Entry, Scan, printable, read_sequence
+from quintet.data.index.entry import Entry, Scan, read_sequence
 from quintet.data.index.folder import Tree
 from quintet.data.index.listing import list_media
 from quintet.data.index.shard_store import is_url

@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from quintet.common.batch import Dataset, Item
 from quintet.common.logging import say
+from quintet.common.printable import printable
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
-from quintet.data.index.entry import Entry, Scan, no_training_items, printable
+from quintet.data.index.entry import Entry, Scan, no_training_items
 from quintet.data.index.folder import METADATA_NAMES
 from quintet.data.index.listing import fingerprint_of, joined, list_media, split_items
 from quintet.data.index.shards import ShardEntries

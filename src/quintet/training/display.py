@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from quintet.common import streams
+from quintet.common.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -27,7 +28,7 @@ class Display:
     """
 
     def __init__(self, title: str, silent: bool = False) -> None:
-        self.title = title
+        self.title = printable(title)
         self.silent = silent
         self._live: Live | None = None
         self._bar: Progress | None = None
@@ -47,7 +48,7 @@ class Display:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn())
         self._bar = Progress(*columns, TextColumn("{task.fields[pace]}"), console=console)
         self._task = self._bar.add_task(self.title, total=total, completed=step, pace="")
         self._live = Live(get_renderable=self._lines, console=console, refresh_per_second=4)
@@ -91,11 +92,12 @@ class Display:
     def note(self, text: str) -> None:
         if self.silent:
             return
+        shown = printable_lines(text)
         if self._live is None:
-            streams.write_error(text + "\n")
+            streams.write_error(shown + "\n")
             return
         with suppress(OSError):
-            self._live.console.print(text, highlight=False, markup=False)
+            self._live.console.print(shown, highlight=False, markup=False)
 
     def stop(self) -> None:
         if self._live is not None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from quintet.common import files
+from quintet.common.printable import printable_lines
 from quintet.common.processes import is_alive
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import Contents
@@ -64,6 +65,7 @@ class Run:
     def refuse_used(self, frozen: Collection[str]) -> None:
         """Raise UsageError if the folder is not empty. Files of a process that died during start-up do not count."""
         folder = self.folder
+        files.refuse_other_encoding(folder)
         ignored = _STARTUP_FILES.union(frozen, (f".writing-{name}" for name in frozen))
         used = folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - ignored)
         if used:
@@ -154,7 +156,8 @@ class Run:
 
     def write_log(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self.best_effort_write("log.txt", lambda: append_line(self.log_file, f"{stamp} {text}"))
+        line = f"{stamp} {printable_lines(text)}"
+        self.best_effort_write("log.txt", lambda: append_line(self.log_file, line))
 
     def write_log_if_run(self, text: str) -> None:
         """Write to log.txt, but only if the folder is already a run: a log would prevent a new run in it."""

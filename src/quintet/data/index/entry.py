@@ -19,8 +19,6 @@ from quintet.errors import UnreadableItem, UsageError
 from quintet.media.files import Blob, MediaFile, read_file
 from quintet.media.video import FRAME_EXTENSIONS, sequence_names
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-
 
 class Stamp(NamedTuple):
     """Size in bytes and modification time in nanoseconds, by which a changed file is recognised."""
@@ -81,12 +79,6 @@ def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
         row = [entry.file, size, entry.text, entry.split]
         digest.update(json.dumps(row).encode() + b"\n")
     return digest.hexdigest()
-
-
-def printable(text: str) -> str:
-    """The text, safe for a terminal and one line of a log: lone surrogates and control characters are escaped."""
-    encodable = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), encodable)
 
 
 def stamp_of(path: str) -> Stamp | None:

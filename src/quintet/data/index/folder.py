@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quintet.common.outputs import OUTPUT_FILES, output_kind
+from quintet.common.printable import printable
 from quintet.data.index.captions import Metadata, Row, folder_caption, read_caption, read_metadata
-from quintet.data.index.entry import TRAIN_SPLIT, VALIDATION_SPLITS, Entry, Scan, Stamp, joined_stamp, printable
+from quintet.data.index.entry import TRAIN_SPLIT, VALIDATION_SPLITS, Entry, Scan, Stamp, joined_stamp
 from quintet.data.index.marker import MARKER, read_marker
 from quintet.data.index.shard_store import is_shard
 from quintet.errors import UsageError

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from quintet.common.outputs import is_run
-from quintet.data.index.entry import Entry, Scan, fingerprint, printable, split_entries
+from quintet.common.printable import printable
+from quintet.data.index.entry import Entry, Scan, fingerprint, split_entries
 from quintet.data.index.folder import Tree, scan
 from quintet.data.index.shard_store import holds_shards, is_url, output_folders
 from quintet.data.index.shards import ShardEntries, scan_shards

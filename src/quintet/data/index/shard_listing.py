@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from quintet.common import files
 from quintet.common.caches import exclusive_lock
+from quintet.common.printable import printable
 from quintet.data.index.captions import captions_of, decoded
-from quintet.data.index.entry import printable
 from quintet.data.index.shard_index import IMAGE_SEQUENCE, IndexBuilder, Row, Shard, joined_hash
 from quintet.data.index.shard_store import MEDIA, ShardFile, Store
 from quintet.data.index.tar_members import Member, TarListing, open_tar
