@@ -22,7 +22,7 @@ def read_audio(path: Path) -> None:
     header = audio.read_header(path)
     length = audio.resampled_length(header.frames, header.rate, _RATE)
     audio.read_audio(path, _RATE, start=length // 2, frames=_RATE, header=header)
-    audio.to_loudness(audio.read_audio(path, _RATE, header=header), _RATE, -20.0)
+    audio.to_loudness(audio.read_audio(path, _RATE, header=header), _RATE, -20.0, in_place=True)
 
 
 def read_video(path: Path) -> None:
