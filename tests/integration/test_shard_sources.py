@@ -123,7 +123,7 @@ def test_an_unreadable_item_of_a_shard_is_replaced_and_named(pictures: Path, sha
     (shards / "shard-00000.tar").write_bytes(content)
     succeed("train", "vqgan", shards, "--out", tmp_path / "run", *case_of("vqgan").tiny)
     assert list(json.loads((tmp_path / "run" / "data.json").read_text())["skipped"].values()) == [
-        "not a picture: the content is of no known image format"
+        "damaged: its content does not match its hash in the shard"
     ]
 
 

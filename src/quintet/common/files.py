@@ -1,9 +1,14 @@
-"""Atomic writing of single files: safe against crashes, full disks and symbolic links. Does not import torch."""
+"""Single files: opening of regular files, and atomic writing, safe against crashes, full disks and symbolic links.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,6 +46,27 @@ def open_no_follow(path: Path, mode: str) -> IO[bytes]:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
     return open(path, mode, buffering=0, opener=opened)
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file for reading. Raises OSError if it is a pipe, which would wait for ever, a device or a folder.
+
+    The stream does not have the name: some decoders would trust its extension rather than its content.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | os.PathLike[str], limit: int = -1) -> bytes:
+    """The content of a regular file, or its first `limit` bytes."""
+    with open_regular(path) as stream:
+        return stream.read(limit)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from quintet.data.index.entry import Entry, Scan, printable, read_sequence
 from quintet.data.index.folder import Tree
 from quintet.data.index.listing import list_media
 from quintet.data.index.shard_store import is_url
-from quintet.errors import UnreadableItem
+from quintet.errors import RunError, UnreadableItem
 from quintet.media import audio
 from quintet.media import image as images
 from quintet.media import mesh as meshes
@@ -258,7 +258,7 @@ def _is_animated(root: str | os.PathLike[str], image_scan: Scan, video_scan: Sca
         return False
     try:
         return videos.read_header(video_scan.entries[0].media(root)).frames > 1
-    except UnreadableItem:
+    except (UnreadableItem, RunError):
         return False
 
 
@@ -272,7 +272,7 @@ def _probe_all(
     def attempt(entry: Entry) -> Facts | str:
         try:
             return probe(entry.media(root))
-        except UnreadableItem as problem:
+        except (UnreadableItem, RunError) as problem:  # a damaged shard ends a training, but not a report
             return str(problem)
 
     # In chunks: a queue of all files would hold as many waiting results.
@@ -344,7 +344,7 @@ def _digest(root: str | os.PathLike[str], entry: Entry) -> str:
     try:
         media = media_ref(entry.media(root))
         return digest_of(read_sequence(media) if isinstance(media, Path) and media.is_dir() else media)
-    except (OSError, UnreadableItem):  # removed or changed since it was probed, so it is no duplicate
+    except (OSError, UnreadableItem, RunError):  # removed or changed since it was probed, so it is no duplicate
         return entry.file
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from quintet.common.files import open_regular, read_regular
 from quintet.errors import UnreadableItem
 
 
@@ -62,7 +63,7 @@ def open_file(media: MediaRef) -> IO[bytes]:
     """Open a file without its name: some decoders would trust its extension rather than its content."""
     if isinstance(media, Blob):
         return io.BytesIO(media.content)
-    return open(os.open(media, os.O_RDONLY), "rb")
+    return open_regular(media)
 
 
 @contextmanager
@@ -85,7 +86,7 @@ def _common_reason(error: Exception) -> str:
 
 
 def read_file(media: MediaRef) -> bytes:
-    return media.content if isinstance(media, Blob) else media.read_bytes()
+    return media.content if isinstance(media, Blob) else read_regular(media)
 
 
 def digest_of(media: MediaRef) -> str:

@@ -16,8 +16,10 @@ import numpy as np
 
 from quintet.common.files import replace_bytes
 from quintet.errors import UnreadableItem, UsageError
+from quintet.media.budget import check_memory
 from quintet.media.files import MediaFile, media_ref
-from quintet.media.mesh_formats import Faces, Soup, Vertices, read_soup
+from quintet.media.mesh_formats import Soup, read_soup
+from quintet.media.mesh_text import Faces, Vertices
 
 EXTENSIONS = frozenset({".obj", ".ply", ".stl", ".off", ".glb", ".gltf"})
 BINS = 128
@@ -27,6 +29,8 @@ MAX_FACES_AN_EDGE = 16
 """Most faces of one edge that count as adjacent; a thousand faces on one edge would be a million pairs."""
 WRITABLE = (".glb", ".obj", ".ply")
 
+_BLOCK = 2**16
+"""Faces that are computed at once where the intermediate results are many times as large."""
 # In bins. Halves, quarters and zero lie exactly between two bins, where rounding errors would separate equal vertices
 # of different files.
 _NUDGE = 1e-6
@@ -85,7 +89,7 @@ def probe_mesh(path: MediaFile, *, bins: int = BINS) -> MeshFacts:
 
 
 def _mesh_of(soup: Soup, bins: int, max_faces: int | None, decimate: bool) -> Mesh:
-    mesh = clean(normalise(Mesh(soup.vertices, soup.faces)), bins)
+    mesh = clean(normalise(Mesh(soup.vertices, soup.faces), out=soup.vertices), bins)
     if max_faces is not None and len(mesh.faces) > max_faces:
         if mesh.faces.shape[1] != 3:
             raise UnreadableItem(f"{len(mesh.faces)} faces, more than {max_faces} (data.max_faces)")
@@ -94,15 +98,17 @@ def _mesh_of(soup: Soup, bins: int, max_faces: int | None, decimate: bool) -> Me
             raise UnreadableItem(
                 f"{count} faces, more than {max_faces} (data.max_faces); data.decimate=true reduces it"
             )
-        mesh = _decimated(mesh, bins, max_faces)
+        mesh = _decimated(mesh, bins, max_faces, soup.vertices.nbytes + soup.faces.nbytes)
     if not len(mesh.faces):
         raise UnreadableItem(f"no face of it has an area at {bins} bins a side")
     return canonical(mesh, bins)
 
 
-def normalise(mesh: Mesh) -> Mesh:
-    """The mesh with its bounding box centred at 0 and its longest side from -LIMIT to LIMIT."""
-    used = mesh.vertices[np.unique(mesh.faces)]
+def normalise(mesh: Mesh, out: Vertices | None = None) -> Mesh:
+    """The mesh with its bounding box centred at 0 and its longest side from -LIMIT to LIMIT; `out` are the vertices to
+    overwrite, if any."""
+    mask = _used_mask(len(mesh.vertices), mesh.faces)
+    used = mesh.vertices if mask.all() else mesh.vertices[mask]
     low, high = used.min(axis=0), used.max(axis=0)
     with np.errstate(over="ignore"):
         extent = float((high - low).max())
@@ -112,24 +118,30 @@ def normalise(mesh: Mesh) -> Mesh:
         raise UnreadableItem("all of its vertices lie in one point")
     with np.errstate(all="ignore"):  # vertices without a face may overflow
         # In this order, because the sum of two large numbers may overflow.
-        centred = mesh.vertices - (low + (high - low) / 2)
-        return Mesh(centred / extent * (2 * LIMIT), mesh.faces)
+        centred = np.subtract(mesh.vertices, low + (high - low) / 2, out=out)
+        centred /= extent
+        centred *= 2 * LIMIT
+        return Mesh(centred, mesh.faces)
 
 
-def _decimated(mesh: Mesh, bins: int, max_faces: int) -> Mesh:
+def _decimated(mesh: Mesh, bins: int, max_faces: int, held: int) -> Mesh:
     try:
         import fast_simplification
     except ImportError:
         raise UsageError("decimation needs fast-simplification: pip install 'quintet[mesh]'") from None
+    _check_merged(len(mesh.vertices), len(mesh.faces), held, decimated=True)
     before, target = len(mesh.faces), max_faces
     # Cleaning removes faces, and the simplifier stops where it would break the shape, so try a few times.
     for _ in range(4):
+        count = len(mesh.faces)
         vertices, faces = fast_simplification.simplify(
             mesh.vertices.astype(np.float32), mesh.faces.astype(np.int32), target_count=target, agg=9.0
         )
         mesh = clean(Mesh(vertices.astype(np.float64), faces.astype(np.int64)), bins)
         if len(mesh.faces) <= max_faces:
             return mesh
+        if len(mesh.faces) > 0.9 * count:  # the next attempt would take as long and reach as little
+            break
         target = int(target * 0.9)
     raise UnreadableItem(f"{before} faces, and no fewer than {len(mesh.faces)} by decimation; {max_faces} are allowed")
 
@@ -154,13 +166,27 @@ def clean(mesh: Mesh, bins: int = BINS) -> Mesh:
     Vertices are not moved to the centres of bins, so that a mesh can be scaled and cleaned again.
     """
     mesh = _used_only(mesh.vertices, mesh.faces)  # unused vertices must not change a mean
-    bin_indices = quantise(mesh.vertices, bins)
-    keys = (bin_indices[:, 2] * bins + bin_indices[:, 1]) * bins + bin_indices[:, 0]
-    _, first, merged = np.unique(keys, return_index=True, return_inverse=True)
+    keys, merged = np.unique(_bin_keys(mesh.vertices, bins), return_inverse=True)
     faces = merged.reshape(-1)[mesh.faces]
-    faces = faces[_has_area(bin_indices[first][faces])]
+    faces = faces[_has_area(faces, keys, bins)]
+    _check_merged(len(keys), len(faces), mesh.vertices.nbytes * 3 // 2 + mesh.faces.nbytes)
     faces = faces[np.sort(_first_of_each(np.sort(faces, axis=1)))]
-    return _used_only(_means(mesh.vertices, merged.reshape(-1), len(first)), faces)
+    return _used_only(_means(mesh.vertices, merged.reshape(-1), len(keys)), faces)
+
+
+def _check_merged(vertices: int, faces: int, held: int, *, decimated: bool = False) -> None:
+    """Check the memory of sorting, or of decimating, a mesh with merged vertices; measured for each vertex and face."""
+    vertex_bytes, face_bytes = (250, 400) if decimated else (60, 130)
+    check_memory(vertex_bytes * vertices + face_bytes * faces + held, f"a mesh of {faces} faces at this resolution")
+
+
+def _bin_keys(vertices: Vertices, bins: int) -> Faces:
+    """One number for the bin of each vertex; they sort by z, then y, then x."""
+    keys = np.zeros(len(vertices), np.int64)
+    for axis in (2, 1, 0):
+        keys *= bins
+        keys += quantise(vertices[:, axis], bins)
+    return keys
 
 
 def canonical(mesh: Mesh, bins: int | None = BINS) -> Mesh:
@@ -180,18 +206,28 @@ def canonical(mesh: Mesh, bins: int | None = BINS) -> Mesh:
     return Mesh(mesh.vertices[order], faces[np.lexsort(faces.T[::-1])])
 
 
-def _has_area(corners: Faces) -> Any:
+def _has_area(faces: Faces, keys: Faces, bins: int) -> Any:
     """Mask of faces with an area, exact because it is computed in integer bins. Both triangles of a quad need an area,
     and it must not be folded onto itself."""
-    edges = corners[:, 1:] - corners[:, :1]
-    with_area = np.any(np.cross(edges[:, :-1], edges[:, 1:]), axis=2)
-    folded = (corners[:, 1] == corners[:, -1]).all(axis=1)
-    return np.all(with_area, axis=1) & ~folded
+    mask = np.empty(len(faces), bool)
+    for start in range(0, len(faces), _BLOCK):
+        block = keys[faces[start : start + _BLOCK]]
+        corners = np.stack([block % bins, block // bins % bins, block // bins**2], axis=-1)
+        edges = corners[:, 1:] - corners[:, :1]
+        with_area = np.any(np.cross(edges[:, :-1], edges[:, 1:]), axis=2)
+        folded = (corners[:, 1] == corners[:, -1]).all(axis=1)
+        mask[start : start + _BLOCK] = np.all(with_area, axis=1) & ~folded
+    return mask
 
 
 def _first_of_each(rows: Faces) -> Faces:
-    _, first = np.unique(rows, axis=0, return_index=True)
-    return np.asarray(first, np.int64)
+    """The index of the first of each set of equal rows."""
+    order = np.lexsort(rows.T[::-1])
+    is_first = np.ones(len(rows), bool)
+    for start in range(1, len(rows), _BLOCK):
+        block = rows[order[start - 1 : start + _BLOCK]]
+        is_first[start : start + _BLOCK] = (block[1:] != block[:-1]).any(axis=1)
+    return order[is_first]
 
 
 def _means(vertices: Vertices, groups: Faces, count: int) -> Vertices:
@@ -201,8 +237,19 @@ def _means(vertices: Vertices, groups: Faces, count: int) -> Vertices:
 
 
 def _used_only(vertices: Vertices, faces: Faces) -> Mesh:
-    used, bin_indices = np.unique(faces, return_inverse=True)
-    return Mesh(vertices[used], bin_indices.reshape(faces.shape).astype(np.int64))
+    used = _used_mask(len(vertices), faces)
+    if used.all():
+        return Mesh(vertices, faces)
+    ranks = np.cumsum(used, dtype=np.intc)
+    ranks -= 1
+    return Mesh(vertices[used], ranks[faces].astype(faces.dtype, copy=False))
+
+
+def _used_mask(count: int, faces: Faces) -> Any:
+    """Mask of the vertices that a face has."""
+    used = np.zeros(count, bool)
+    used[faces] = True
+    return used
 
 
 # --- neighbours -------------------------------------------------------------------------------------------------
@@ -228,19 +275,30 @@ def face_adjacency(faces: Faces) -> Faces:
 
 def edge_counts(faces: Faces) -> Faces:
     """The number of faces of each edge, (edges,)."""
-    edges, _ = _sorted_edges(faces)
-    _, counts = np.unique(edges, return_counts=True)
-    return np.asarray(counts, np.int64)
+    edges = _edge_keys(faces)
+    edges.sort()
+    starts = np.flatnonzero(np.concatenate([[True], edges[1:] != edges[:-1], [True]])) if len(edges) else edges
+    return np.diff(starts)
 
 
 def _sorted_edges(faces: Faces) -> tuple[Faces, Faces]:
     """A sorted key for each side of each face, equal for equal edges, and the face of each."""
-    faces = np.asarray(faces, np.int64)
-    sides = np.sort(np.stack([faces, np.roll(faces, -1, axis=1)], axis=-1), axis=-1).reshape(-1, 2)
-    keys = sides[:, 0] * (int(faces.max(initial=0)) + 1) + sides[:, 1]
-    owners = np.repeat(np.arange(len(faces)), faces.shape[1])
+    keys = _edge_keys(faces)
     order = np.argsort(keys, kind="stable")
-    return keys[order], owners[order]
+    return keys[order], order // faces.shape[1]
+
+
+def _edge_keys(faces: Faces) -> Faces:
+    """A key for each side of each face, in the order of the faces."""
+    faces = np.asarray(faces, np.int64)
+    keys = np.empty(faces.shape, np.int64)
+    span = int(faces.max(initial=0)) + 1
+    for corner in range(faces.shape[1]):
+        one, other = faces[:, corner], faces[:, (corner + 1) % faces.shape[1]]
+        np.minimum(one, other, out=keys[:, corner])
+        keys[:, corner] *= span
+        keys[:, corner] += np.maximum(one, other)
+    return keys.reshape(-1)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

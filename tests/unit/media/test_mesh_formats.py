@@ -15,7 +15,7 @@ import pytest
 import trimesh
 
 from quintet.errors import UnreadableItem
-from quintet.media import mesh_formats
+from quintet.media import budget
 from quintet.media.mesh import Mesh, edge_counts, read_mesh
 
 FORMATS = ("obj", "ply", "stl", "off", "glb", "gltf")
@@ -294,8 +294,8 @@ def test_an_obj_reads_no_material(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "one.obj").write_text(f"mtllib secret.mtl\n{CUBE}f 1 2 3\n")
     (tmp_path / "secret.mtl").write_text("newmtl x\n")
     opened: list[str] = []
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: (opened.append(path.name), read(path))[1])
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *more: (opened.append(Path(path).name), real(path, *more))[1])
     read_mesh(tmp_path / "one.obj")
     assert opened == ["one.obj"]
 
@@ -303,7 +303,13 @@ def test_an_obj_reads_no_material(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_sizes_that_a_few_bytes_declare(tmp_path: Path) -> None:
     accessor = {"componentType": 5126, "count": 10**12, "type": "VEC3"}
     (tmp_path / "accessor.glb").write_bytes(glb(triangle_header(accessors=[accessor]), TRIANGLE))
-    assert reason(tmp_path / "accessor.glb").startswith("declares 1000000000000 numbers")
+    assert reason(tmp_path / "accessor.glb").startswith("its numbers are sparse or in no buffer")
+    accessor |= {"bufferView": 0}
+    (tmp_path / "accessor.glb").write_bytes(glb(triangle_header(accessors=[accessor]), TRIANGLE))
+    assert reason(tmp_path / "accessor.glb").startswith("a mesh of 1000000000000 vertices and 333333333333 faces needs")
+    accessor |= {"count": 4}
+    (tmp_path / "accessor.glb").write_bytes(glb(triangle_header(accessors=[accessor]), TRIANGLE))
+    assert reason(tmp_path / "accessor.glb") == "truncated: its numbers are not all in its buffer"
     nodes = [{"mesh": 0}] * 20_000
     crowd = triangle_header(nodes=nodes, scenes=[{"nodes": list(range(20_000))}])
     (tmp_path / "nodes.glb").write_bytes(glb(crowd, TRIANGLE))
@@ -312,7 +318,7 @@ def test_sizes_that_a_few_bytes_declare(tmp_path: Path) -> None:
     header += "element face {}\nproperty list uint int vertex_indices\nend_header\n"
     for layout in ("ascii", "binary_little_endian"):
         (tmp_path / "one.ply").write_bytes(header.format(layout, 10**15, 1).encode() + bytes(64))
-        assert "truncated" in reason(tmp_path / "one.ply")
+        assert reason(tmp_path / "one.ply").startswith(("truncated", "damaged: a vertex with fewer than three numbers"))
     (tmp_path / "one.ply").write_bytes(header.format("binary_little_endian", 0, 10**15).encode() + b"\xff" * 64)
     assert "truncated" in reason(tmp_path / "one.ply")
     (tmp_path / "one.ply").write_bytes(header.format("binary_little_endian", 0, 1).encode() + b"\xff" * 64)
@@ -324,17 +330,22 @@ def test_sizes_that_a_few_bytes_declare(tmp_path: Path) -> None:
 
 
 def test_a_scene_with_too_many_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_formats, "MAX_FACES", 100)
     nodes = [{"mesh": 0, "translation": [position, 0, 0]} for position in range(200)]
     crowd = triangle_header(nodes=nodes, scenes=[{"nodes": list(range(200))}])
     (tmp_path / "crowd.glb").write_bytes(glb(crowd, TRIANGLE))
-    assert reason(tmp_path / "crowd.glb") == "a scene of more than 100 faces; reduce it first"
+    assert len(read_mesh(tmp_path / "crowd.glb", bins=1024).faces) == 200
+    monkeypatch.setattr(budget, "READ_BUDGET_BYTES", 2**15)
+    assert reason(tmp_path / "crowd.glb") == "its JSON needs 1 MB of memory, more than 0 MB"
+    monkeypatch.undo()
+    crowd["meshes"] = [{"primitives": triangle_header()["meshes"][0]["primitives"] * 1000}]
+    (tmp_path / "crowd.glb").write_bytes(glb(crowd, TRIANGLE))
+    assert reason(tmp_path / "crowd.glb") == "a scene of more than 100000 parts; join its meshes first"
 
 
 def test_a_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = export(trimesh.creation.box(), tmp_path / "box.stl")
-    monkeypatch.setattr(mesh_formats, "MAX_FACES", 11)
-    assert reason(path) == "12 faces, more than 11; reduce the mesh first"
+    monkeypatch.setattr(budget, "READ_BUDGET_BYTES", 1000)
+    assert reason(path) == "a mesh of 36 vertices and 12 faces needs 1 MB of memory, more than 0 MB"
     with path.open("r+b") as stream:  # a sparse file
         stream.truncate(2**30)
     assert reason(path) == "1024 MiB, more than 512; reduce the mesh first"

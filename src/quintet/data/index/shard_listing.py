@@ -17,6 +17,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -30,6 +31,7 @@ from quintet.data.index.shard_index import IMAGE_SEQUENCE, IndexBuilder, Row, Sh
 from quintet.data.index.shard_store import MEDIA, ShardFile, Store
 from quintet.data.index.tar_members import Member, TarListing, open_tar
 from quintet.errors import UsageError
+from quintet.media.budget import READ_BUDGET_BYTES
 from quintet.media.video import FRAME_EXTENSIONS
 
 MEDIA_COLUMNS = {
@@ -46,7 +48,9 @@ MEDIA_COLUMNS = {
 TEXT_COLUMNS = ("text", "caption", "captions", "prompt", "sentence", "transcription", "label")
 _SPLIT = re.compile(r"(?:^|[-._ /0-9])(train|validation|valid|val|test)(?=[-._ /0-9])", re.IGNORECASE)
 """The name of a split as a separate word in the path of a file, by the rules of Hugging Face."""
-_ROWS = 256
+_ROWS, _BATCH_BYTES = 256, 2**24
+"""Most rows, and most bytes of media, that are decoded at once."""
+_BUFFER = 2**16
 
 
 class Layout(NamedTuple):
@@ -91,6 +95,13 @@ class UnpackedStore:
                     _unpack(source, path, f"{name} of {self.label}")
         return path
 
+    def copy_hash(self, name: str) -> str:
+        return ""  # the index has the hash of what is unpacked
+
+    def discard(self, name: str) -> bool:
+        self.file(name).unlink(missing_ok=True)
+        return True
+
 
 def add_parquet(builder: IndexBuilder, store: UnpackedStore, number: int, name: str) -> None:
     """Add the rows of a parquet file as items, named after the file and their row number."""
@@ -114,7 +125,7 @@ def add_parquet(builder: IndexBuilder, store: UnpackedStore, number: int, name: 
 
 
 class _Item(NamedTuple):
-    content: bytes
+    content: memoryview
     kind: str
     texts: tuple[str, ...]
     split: str | None
@@ -133,16 +144,39 @@ def _rows(path: Path, label: str) -> Iterator[_Item]:
     except ImportError:
         raise UsageError(f"{label}: parquet files need pyarrow: pip install 'quintet[shards]'") from None
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        files.open_regular(path).close()  # pyarrow would wait for a pipe
+        # Through a buffer, and not the bytes of a whole row group at once.
+        with pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
             layout = _layout(file.schema_arrow, label)
             columns = [column for column in (layout.media, layout.text, layout.split) if column is not None]
-            for batch in file.iter_batches(_ROWS, columns=columns):
-                for row in batch.to_pylist():
-                    yield _item(row, layout)
+            for group in range(file.num_row_groups):
+                rows = _batch_rows(file.metadata.row_group(group), group, layout, label)
+                for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+                    yield from _items(batch, layout)
     except (pyarrow.ArrowException, OSError) as error:
         raise UsageError(
             f"the shard {label} is truncated or damaged ({files.one_line(error)}); copy or create it again"
         ) from None
+
+
+def _batch_rows(group: Any, number: int, layout: Layout, label: str) -> int:
+    """The number of rows of a row group to decode at once: few if the media are large.
+
+    A row group may be a single page, which is decompressed as a whole; one that needs more memory than the budget of a
+    media file is an error.
+    """
+    columns = [group.column(position) for position in range(group.num_columns)]
+    media = [each for each in columns if each.path_in_schema.partition(".")[0] == layout.media]
+    content = sum(each.total_uncompressed_size for each in media)
+    packed = sum(each.total_compressed_size for each in media if each.compression != "UNCOMPRESSED")
+    # Measured: the page as it is and decompressed, a copy of half of it, and some copies of a row.
+    needed = packed + content * 3 // 2 + min(2 * content, 4 * content // max(group.num_rows, 1))
+    if needed > READ_BUDGET_BYTES:
+        raise UsageError(
+            f"the shard {label} cannot be unpacked: its row group {number} needs {needed >> 20} MB of memory, more than "
+            f"{READ_BUDGET_BYTES >> 20}; write it again with fewer rows per row group (row_group_size)"
+        )
+    return max(1, min(_ROWS, _BATCH_BYTES * group.num_rows // max(content, 1)))
 
 
 def _layout(schema: Any, label: str) -> Layout:
@@ -176,11 +210,22 @@ def _classes(metadata: dict[bytes, bytes] | None, column: str | None) -> list[st
         return []
 
 
-def _item(row: dict[str, Any], layout: Layout) -> _Item:
-    media = row[layout.media]
-    path = ""
-    if isinstance(media, dict):
-        path, media = str(media.get("path") or ""), media["bytes"]
+def _items(batch: Any, layout: Layout) -> Iterator[_Item]:
+    """The rows of a batch; the bytes of their media are not copied."""
+    import pyarrow
+
+    media, paths = batch.column(layout.media), None
+    if pyarrow.types.is_struct(media.type):
+        names = [field.name for field in media.type]
+        parts = dict(zip(names, media.flatten(), strict=True))
+        media, paths = parts["bytes"], parts.get("path")
+    rest = batch.select([name for name in batch.schema.names if name != layout.media])
+    for number, row in enumerate(rest.to_pylist() or [{}] * len(batch)):
+        content = memoryview(media[number].as_buffer()) if media[number].is_valid else memoryview(b"")
+        yield _item(content, str((paths is not None and paths[number].as_py()) or ""), row, layout)
+
+
+def _item(content: memoryview, path: str, row: dict[str, Any], layout: Layout) -> _Item:
     kind = posixpath.splitext(path)[1].lower()
     if kind not in MEDIA:  # the path may be a URL (`x.jpg?width=640`), or end in the name of a server
         kind = MEDIA_COLUMNS[layout.media.lower()]
@@ -188,7 +233,7 @@ def _item(row: dict[str, Any], layout: Layout) -> _Item:
     if layout.classes and isinstance(caption, int) and 0 <= caption < len(layout.classes):
         caption = layout.classes[caption]
     split = captions_of(row[layout.split]) if layout.split is not None else ()
-    return _Item(media or b"", kind, captions_of(caption), split[0] if split else None)
+    return _Item(content, kind, captions_of(caption), split[0] if split else None)
 
 
 TEXT_KEYS = ("text", "caption")
@@ -221,6 +266,20 @@ def _add_tar(builder: IndexBuilder, store: Store, number: int, name: str) -> Non
         builder.shards[number] = builder.shards[number]._replace(sha256=joined_hash(hashes))
         if not listing.ended:
             builder.notes.append(f"{name} has no mark of its end: it may have been cut off; what is there is used")
+
+
+def stored_hashes(path: Path) -> dict[int, str]:
+    """The hash of each item of a shard that quintet wrote, by its offset, as far as the file can be listed."""
+    stored: dict[int, str] = {}
+    with suppress(UsageError), open_tar(path, path.name) as listing:
+        for _, group in groupby(_visible(listing), key=lambda member: split_key(member.name)[0]):
+            members = list(group)
+            parts = {_part(member.name): member for member in reversed(members)}
+            for member in members:
+                if posixpath.splitext(member.name)[1].lower() in MEDIA:
+                    first = members[0].header if _are_frames([member]) else member.offset
+                    stored.setdefault(first, _item_metadata(listing, parts, "").sha256)
+    return stored
 
 
 def _visible(listing: TarListing) -> Iterator[Member]:

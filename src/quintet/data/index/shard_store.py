@@ -3,14 +3,16 @@
 A remote shard is downloaded in full when one of its items is first read, by one process while the others wait, and then
 stays in the cache. The cache key is the URL, the size and the version that the server reports. A failed request is
 printed and tried again with exponential backoff; the last failure is an error that names the shard. A download of the
-wrong size is never used.
+wrong size is never used, and the hash of each download is kept beside it.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import posixpath
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -59,6 +61,12 @@ class Store(Protocol):
     def file(self, name: str) -> Path:
         """A shard as a local file."""
 
+    def copy_hash(self, name: str) -> str:
+        """The hash of the local copy of a shard when it was made; empty if it is no copy, or the hash is unknown."""
+
+    def discard(self, name: str) -> bool:
+        """Delete the local copy of a shard, so that `file` makes it again; false if the file is not a copy."""
+
 
 @dataclass(frozen=True)
 class FolderStore:
@@ -78,6 +86,8 @@ class FolderStore:
     def _shard_file(self, name: str) -> ShardFile:
         try:
             facts = os.stat(self.root / name)
+            if not stat.S_ISREG(facts.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
         except OSError as error:
             raise UsageError(f"the shard {self.root / name} cannot be opened: {error.strerror}") from None
         return ShardFile(name, facts.st_size, str(facts.st_mtime_ns))
@@ -91,6 +101,12 @@ class FolderStore:
 
     def file(self, name: str) -> Path:
         return self.root / name
+
+    def copy_hash(self, name: str) -> str:
+        return ""
+
+    def discard(self, name: str) -> bool:
+        return False
 
 
 def chosen_shards(files: Iterable[str]) -> list[str]:
@@ -117,7 +133,7 @@ def holds_shards(root: Path) -> bool:
 
     Media of classes are in subfolders, and an archive beside those is not the data to train on.
     """
-    if root.is_file():
+    if root.exists() and not root.is_dir():
         return is_shard(root.name)
     if (root / INDEX_NAME).is_file():
         return True
@@ -189,9 +205,7 @@ class RemoteStore:
 
     def file(self, name: str) -> Path:
         shard = self.known[name]
-        # This text is the cache key of a copy, so it must never change, not even with the name of the class.
-        identity = f"({self.url!r}, Found(name={shard.name!r}, size={shard.size!r}, version={shard.version!r}))"
-        key = hashlib.sha256(identity.encode()).hexdigest()[:32]
+        key = self._key(shard)
         folder = self.cache / "shards" / key[:2]
         path = folder / f"{key}-{posixpath.basename(name)}"
         if _is_complete(path, shard.size):
@@ -203,6 +217,21 @@ class RemoteStore:
                 self._retry("read", address, lambda: self._copy(shard, path))
         return path
 
+    def _key(self, shard: ShardFile) -> str:
+        # This text is the cache key of a copy, so it must never change, not even with the name of the class.
+        identity = f"({self.url!r}, Found(name={shard.name!r}, size={shard.size!r}, version={shard.version!r}))"
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+    def copy_hash(self, name: str) -> str:
+        try:
+            return files.read_regular(_hash_file(self.file(name)), 64).decode("ascii", "replace")
+        except OSError:  # a copy of an earlier version
+            return ""
+
+    def discard(self, name: str) -> bool:
+        self.file(name).unlink(missing_ok=True)
+        return True
+
     def _copy(self, shard: ShardFile, path: Path) -> None:
         system, root = self._system()
         remote = root if self.is_file else posixpath.join(root, shard.name)
@@ -211,6 +240,9 @@ class RemoteStore:
             size = temporary.stat().st_size
             if size != shard.size:
                 raise OSError(f"truncated: received {size} of {shard.size} bytes")
+            with files.open_regular(temporary) as stream:
+                content = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+            files.replace_text(_hash_file(path), content)
 
     def _list_remote(self) -> list[ShardFile]:
         system, root = self._system()
@@ -311,6 +343,11 @@ def _properties(system: Any, path: str) -> dict[str, Any]:
 
 def _version(facts: dict[str, Any]) -> str:
     return next((str(facts[name]) for name in _VERSIONS if facts.get(name) is not None), "")
+
+
+def _hash_file(path: Path) -> Path:
+    """The file with the hash of a downloaded shard, beside it."""
+    return path.with_name(f"{path.name}.sha256")
 
 
 def _is_complete(path: Path, size: int) -> bool:

@@ -15,13 +15,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
 
 from quintet.common.caches import default_folder, exclusive_lock
+from quintet.common.files import open_regular
 from quintet.common.logging import say
 from quintet.data.index.entry import (
     TRAIN_SPLIT,
@@ -34,17 +35,32 @@ from quintet.data.index.entry import (
     group_keys,
 )
 from quintet.data.index.marker import read_marker
-from quintet.data.index.shard_index import FORMAT, IMAGE_SEQUENCE, Row, ShardIndex
-from quintet.data.index.shard_listing import UnpackedStore, build_index
+from quintet.data.index.shard_index import FORMAT, IMAGE_SEQUENCE, Row, ShardIndex, joined_hash
+from quintet.data.index.shard_listing import UnpackedStore, build_index, stored_hashes
 from quintet.data.index.shard_store import PARQUET, FolderStore, RemoteStore, ShardFile, Store, is_url
 from quintet.data.index.tar_members import Damaged, TarListing
-from quintet.errors import RunError, UsageError
-from quintet.media.files import Blob
+from quintet.errors import RunError, UnreadableItem, UsageError
+from quintet.media.budget import READ_BUDGET_BYTES
+from quintet.media.files import Blob, digest_of
 from quintet.media.video import FRAME_EXTENSIONS
 
 Indices = npt.NDArray[np.int64]
 OPEN_FILES = 128
 """Largest number of open shards per process."""
+LARGEST_MEMBER = READ_BUDGET_BYTES // 2
+"""Most bytes of an item in a shard: it is in memory while it is decoded, unlike a file of a folder."""
+_BLOCK = 2**20
+
+
+class _Inspection(NamedTuple):
+    """What is wrong with a shard: with all of it, or with the items at some offsets."""
+
+    problem: str | None = None
+    damaged: frozenset[int] = frozenset()
+
+
+_SOUND = _Inspection()
+_DAMAGED = _Inspection("is damaged: its content does not match its hash")
 
 
 class ShardSet:
@@ -55,6 +71,10 @@ class ShardSet:
         self.store = store
         self.versions = versions
         self._open: OrderedDict[int, _OpenFile] = OrderedDict()
+        self._sound: set[int] = set()
+        """Shards whose content this process has checked."""
+        self._damaged: set[tuple[int, int]] = set()
+        """Shard and offset of the items that do not match their hashes."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,29 +86,26 @@ class ShardSet:
         return Entry(row.name, row.text, row.split, row.extra, Stamp(row.size, 0), partial(self.blob, row))
 
     def blob(self, row: Row) -> Blob:
-        """The bytes of an item. A damaged shard ends the run, because none of its items can be read."""
+        """The bytes of an item. A damaged item is unreadable, like a damaged file; a shard of which nothing can be
+        trusted ends the run, which can be resumed once the shard is restored."""
+        if row.size > LARGEST_MEMBER:
+            raise UnreadableItem(
+                f"{row.size / 2**20:.0f} MB, more than {LARGEST_MEMBER // 2**20} that are read from a shard; reduce it, "
+                "or train on a folder"
+            )
         content = self.read(row.shard, row.offset, row.size)
+        if (row.shard, row.offset) in self._damaged:
+            raise UnreadableItem("damaged: its content does not match its hash in the shard")
         if row.kind != IMAGE_SEQUENCE:
             return Blob(row.name, content)
         try:
-            frames = {
-                member.name.rpartition(".")[0].rpartition(".")[2] + os.path.splitext(member.name)[1]: content[
-                    member.offset : member.offset + member.size
-                ]
-                for member in TarListing(content)
-                if os.path.splitext(member.name)[1].lower() in FRAME_EXTENSIONS
-            }
+            return Blob(row.name, frames=_frames(content))
         except Damaged as error:
             raise RunError(f"the shard {self._label(row.shard)} does not match its index ({error})") from None
-        return Blob(row.name, frames=frames)
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
         try:
-            file = self._file(shard)
-            content = os.pread(file.descriptor, size, offset)
-            while content and len(content) < size:  # one call reads at most 2 GiB
-                more = os.pread(file.descriptor, size - len(content), offset + len(content))
-                content = content + more if more else b""
+            content = self._file(shard).read(offset, size)
         except OSError as error:
             raise RunError(f"the shard {self._label(shard)} cannot be read: {error.strerror}") from None
         if len(content) < size:
@@ -96,29 +113,110 @@ class ShardSet:
         return content
 
     def _file(self, shard: int) -> _OpenFile:
-        file = self._open.get(shard)
-        if file is None:
-            # For parquet files and remote shards this is a copy, which is made here if it is missing.
-            file = _OpenFile(self.store.file(self.index.shards[shard].name))
-            if os.fstat(file.descriptor).st_size != self.index.shards[shard].size:
-                raise RunError(f"the shard {self._label(shard)} changed since the run started; restore it")
         with self._lock:
+            file = self._open.get(shard)
+            if file is None:
+                # Checked when this process opens it for the first time: the disk may have changed it since it was made.
+                file = self._opened(shard, check=shard not in self._sound)
+                self._sound.add(shard)
             self._open[shard] = file
             self._open.move_to_end(shard)
             if len(self._open) > OPEN_FILES:
                 self._open.popitem(last=False)
+            return file
+
+    def _opened(self, shard: int, *, check: bool) -> _OpenFile:
+        """The shard as a file. For parquet files and remote shards this is a copy, which is made here if it is missing,
+        and made again if it is damaged."""
+        name = self.index.shards[shard].name
+        file = _OpenFile(self.store.file(name))
+        if not check:
+            return file
+        found = self._inspected(shard, file)
+        if found != _SOUND and self.store.discard(name):
+            say(f"the local copy of the shard {self._label(shard)} is damaged; it is made again", any_rank=True)
+            file = _OpenFile(self.store.file(name))
+            found = self._inspected(shard, file)
+        if found.problem:
+            raise RunError(f"the shard {self._label(shard)} {found.problem}; restore it")
+        self._damaged.update((shard, offset) for offset in found.damaged)
         return file
+
+    def _inspected(self, shard: int, file: _OpenFile) -> _Inspection:
+        """Compare the content of a shard with its hash, if there is one."""
+        known = self.index.shards[shard]
+        if os.fstat(file.descriptor).st_size != known.size:
+            return _Inspection("changed since the run started")
+        if isinstance(self.store, UnpackedStore):
+            return _SOUND if file.digest() == known.sha256 else _DAMAGED
+        if not known.sha256:
+            kept = self.store.copy_hash(known.name)
+            return _SOUND if not kept or file.digest() == kept else _DAMAGED
+        hashes = self._media_hashes(shard, file)
+        if joined_hash([*hashes.values()]) == known.sha256:
+            return _SOUND
+        stored = stored_hashes(self.store.file(known.name))
+        if joined_hash([stored.get(offset, "") for offset in hashes]) != known.sha256:
+            return _DAMAGED
+        # The items that differ from the hashes beside them are unreadable; the others of the shard are sound.
+        return _Inspection(None, frozenset(offset for offset, content in hashes.items() if stored[offset] != content))
+
+    def _media_hashes(self, shard: int, file: _OpenFile) -> dict[int, str]:
+        """The hash of each item of a tar shard by its offset, as `quintet data shard` computes them."""
+        columns = self.index.columns
+        hashes = {}
+        for position in np.flatnonzero(columns["shard"] == shard).tolist():
+            offset, size = int(columns["offset"][position]), int(columns["size"][position])
+            if self.index.kinds[columns["kind"][position]] != IMAGE_SEQUENCE:
+                hashes[offset] = file.digest(offset, size)
+                continue
+            try:
+                hashes[offset] = digest_of(Blob("", frames=_frames(file.read(offset, size))))
+            except Damaged:
+                hashes[offset] = "damaged"
+        return hashes
 
     def _label(self, shard: int) -> str:
         return f"{self.index.shards[shard].name} of {self.store.label}"
+
+
+def _frames(content: bytes) -> dict[str, bytes]:
+    """The numbered images of an item, by the number and extension of their names."""
+    return {
+        member.name.rpartition(".")[0].rpartition(".")[2] + os.path.splitext(member.name)[1]: content[
+            member.offset : member.offset + member.size
+        ]
+        for member in TarListing(content)
+        if os.path.splitext(member.name)[1].lower() in FRAME_EXTENSIONS
+    }
 
 
 class _OpenFile:
     """A file that is closed with its last reference: another thread may still read a file that left the cache."""
 
     def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY)
+        with open_regular(path) as stream:
+            self.descriptor = os.dup(stream.fileno())
         finalize(self, os.close, self.descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes of a range, fewer at the end of the file."""
+        content = os.pread(self.descriptor, size, offset)
+        while content and len(content) < size:  # one call reads at most 2 GiB
+            more = os.pread(self.descriptor, size - len(content), offset + len(content))
+            if not more:
+                break
+            content += more
+        return content
+
+    def digest(self, offset: int = 0, size: int | None = None) -> str:
+        """SHA-256 of a range, by default of the whole file."""
+        content = hashlib.sha256()
+        end = os.fstat(self.descriptor).st_size if size is None else offset + size
+        while offset < end and (block := os.pread(self.descriptor, min(_BLOCK, end - offset), offset)):
+            content.update(block)
+            offset += len(block)
+        return content.hexdigest()
 
 
 class ShardEntries(Sequence[Entry]):
@@ -205,7 +303,7 @@ def _chosen(hashes: npt.NDArray[np.float64], fraction: float) -> npt.NDArray[np.
 
 def open_store(root: str | os.PathLike[str], cache: Path) -> Store:
     path = Path(root)
-    store: Store = FolderStore(path.parent, path.name) if path.is_file() else FolderStore(path)
+    store: Store = FolderStore(path) if path.is_dir() else FolderStore(path.parent, path.name)
     return RemoteStore(str(root), cache) if is_url(root) else store
 
 
