@@ -195,6 +195,7 @@ def read_centroids(path: Path) -> Centroids:
     try:
         if file.suffix != ".safetensors":
             raise ValueError("not a safetensors file")
+        checkpoint.verify_used(file.parent)
         tensors = checkpoint.read_tensors(file.parent, file.stem)
         centres, mean, deviation = (tensors[name].float() for name in ("centres", "mean", "deviation"))
         if centres.ndim != 2 or len(centres) < 2 or not mean.shape == deviation.shape == centres.shape[1:]:

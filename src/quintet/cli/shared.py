@@ -33,7 +33,10 @@ def print_line(text: str = "") -> None:
 
 
 def print_result(text: str = "") -> None:
-    """Print the result of a command, with escapes for the control characters of names. Raises OSError if nobody reads it or the disk is full."""
+    """Print the result of a command, with escapes for the control characters of names.
+
+    Raises OSError if nobody reads it or the disk is full.
+    """
     sys.stdout.write(printable_lines(text) + "\n")
     sys.stdout.flush()
 

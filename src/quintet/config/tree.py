@@ -60,7 +60,7 @@ class _Dumper(yaml.SafeDumper):
 
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+$"), list("+-.0123456789")
+        "tag:yaml.org,2002:float", re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)[eE][+-]?\d+$"), list("+-.0123456789")
     )
 
 
@@ -102,6 +102,8 @@ def read_yaml(path: Path) -> Tree:
 
 
 def _read_text(path: Path) -> str:
+    if path.exists() and not path.is_file():  # a pipe would wait for ever
+        raise UsageError(f"{path} is not a configuration: it is not a regular file")
     with path.open("rb") as file:
         content = file.read(_LARGEST_FILE + 1)
     if len(content) > _LARGEST_FILE:

@@ -68,7 +68,9 @@ class AudioFolder(FolderDataset[Samples]):
         else:
             stride = max(1, round(self.stride * self.rate))
             starts = audio.window_starts(frames, window, stride, self.max_windows)
-        read = np.concatenate([self._read(item, start, min(window, frames)) for start in starts])
+        windows = [self._read(item, start, min(window, frames)) for start in starts]
+        # A long clip is one window and no part of the cache, so it needs no copy.
+        read = windows[0] if len(windows) == 1 and item not in self._cached else np.concatenate(windows)
         return {**self.metadata(item), **_windows(read)}
 
     @property
@@ -121,11 +123,9 @@ class AudioFolder(FolderDataset[Samples]):
         """One window, (1, count). The way of reading depends on the file alone, so caching changes no sample."""
         if self.frames(item) <= MAX_CACHED_WINDOWS * self.window:
             samples = self._full_clip(item)[:, start : start + count]
-        else:
-            samples = audio.read_audio(
-                self._file(item), self.rate, start=start, frames=count, header=self._header(item)
-            )
-        return samples if self.loudness is None else to_loudness(samples, self.rate, self.loudness)
+            return samples if self.loudness is None else to_loudness(samples, self.rate, self.loudness)
+        samples = audio.read_audio(self._file(item), self.rate, start=start, frames=count, header=self._header(item))
+        return samples if self.loudness is None else to_loudness(samples, self.rate, self.loudness, in_place=True)
 
     def _full_clip(self, item: int) -> Samples:
         if item in self._cached:

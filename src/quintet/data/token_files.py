@@ -57,6 +57,7 @@ def read_codes(folder: Path) -> tuple[Tensor, list[tuple[str, int]]]:
         for name in (ITEMS, f"{CODES}.safetensors"):
             if (folder / name).is_symlink():
                 raise ValueError(f"{name} is a link")
+        checkpoint.verify_used(folder)
         lines = checkpoint.read_regular(folder / ITEMS).decode("utf-8").splitlines()
         codes = checkpoint.read_tensors(folder, CODES)[CODES]
         if codes.ndim < 2 or codes.dtype not in (torch.int32, torch.int64):

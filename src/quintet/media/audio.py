@@ -11,7 +11,7 @@ import functools
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from quintet.common.files import replace_bytes
 from quintet.errors import UsageError
 from quintet.media.audio_formats import AudioHeader, Samples, read_blocks, read_frames, read_header
+from quintet.media.budget import check_memory
 from quintet.media.files import MediaFile
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ CUTOFF = 0.95
 KAISER_BETA = 10.06
 """Shape of the Kaiser window, for a stop band of 100 dB."""
 _LEAST_OUTPUTS = 32  # of one row of the matrix product, which is slow for a few filters at a time
+_PIECE = 2**22  # samples that are resampled or measured at a time; the results are those of one piece
 _MOST_WEIGHTS = 2**22  # of the matrix; rates with a small common divisor use `_resample_irregular`
 
 
@@ -172,12 +174,18 @@ def loudness(samples: Samples, rate: int) -> float:
     size = min(samples.shape[-1], round(BLOCK_SECONDS * rate))
     step = max(1, round(size * (1 - OVERLAP)))
     windows = np.lib.stride_tricks.sliding_window_view(np.atleast_2d(samples), size, axis=-1)[:, ::step]
-    spectrum = np.abs(np.fft.rfft(windows, axis=-1)) ** 2
-    counted = np.full(spectrum.shape[-1], 2.0)  # each bin also counts for its negative frequency
+    counted = np.full(size // 2 + 1, 2.0)  # each bin also counts for its negative frequency
     counted[0] = 1.0
     if size % 2 == 0:
         counted[-1] = 1.0
-    powers = (spectrum @ (counted * _weights(size, rate))).sum(axis=0) / size**2
+    weights = counted * _weights(size, rate)
+    batch = max(1, _PIECE // (size * len(windows)))  # spectra take several times the memory of the samples
+    powers = np.concatenate(
+        [
+            ((np.abs(np.fft.rfft(windows[:, first : first + batch], axis=-1)) ** 2) @ weights).sum(axis=0) / size**2
+            for first in range(0, windows.shape[1], batch)
+        ]
+    )
     levels = _OFFSET + 10 * np.log10(np.maximum(powers, 1e-20))
     audible = powers[levels > ABSOLUTE_GATE]
     if not len(audible):
@@ -187,13 +195,14 @@ def loudness(samples: Samples, rate: int) -> float:
     return _OFFSET + 10 * math.log10(float(gated.mean()))
 
 
-def to_loudness(samples: Samples, rate: int, target: float) -> Samples:
+def to_loudness(samples: Samples, rate: int, target: float, *, in_place: bool = False) -> Samples:
     """Scale samples to a loudness in LUFS, or as near as full scale allows. Silence stays silence."""
-    now, peak = loudness(samples, rate), float(np.abs(samples).max(initial=0.0))
+    now = loudness(samples, rate)
+    peak = max(float(samples.max(initial=0.0)), -float(samples.min(initial=0.0)))
     if now == -math.inf or peak == 0.0:
         return samples
     gain = min(10 ** ((target - now) / 20), 1 / peak)
-    return np.asarray(samples * np.float32(gain))
+    return np.asarray(np.multiply(samples, np.float32(gain), out=samples if in_place else None))
 
 
 def _weights(size: int, rate: int) -> npt.NDArray[np.float64]:
@@ -264,12 +273,50 @@ def read_audio(
     if not 0 <= start < length:
         raise ValueError(f"frame {start} of {path}, which has {length} at {rate} Hz")
     count = length - start if frames is None else min(frames, length - start)
+    channels = 1 if mono else header.channels
+    check_memory(4 * channels * count, f"{count / rate:.0f} s of audio at {rate} Hz")
+    step = max(1, min(_PIECE, _PIECE * rate // header.rate) // header.channels)
+    pieces = [(begin, min(step, start + count - begin)) for begin in range(start, start + count, step)]
+    if len(pieces) == 1:
+        return _resampled(path, header, rate, start, count, mono)
+    result = np.empty((channels, count), np.float32)
+    for begin, samples in _streamed(path, header, rate, pieces, mono):
+        result[:, begin - start : begin - start + samples.shape[1]] = samples
+    return result
+
+
+def _inputs(header: AudioHeader, rate: int, start: int, count: int) -> tuple[int, int]:
+    """First and last sample of a file that `count` samples at another rate depend on."""
     first, last = (start, start + count) if rate == header.rate else input_span(start, count, header.rate, rate)
-    first, last = max(first, 0), min(last, header.frames)
-    samples = read_frames(path, header, first, last - first)
-    if mono and len(samples) > 1:
-        samples = samples.mean(axis=0, keepdims=True)
+    return max(first, 0), min(last, header.frames)
+
+
+def _mixed(samples: Samples, mono: bool) -> Samples:
+    return samples.mean(axis=0, keepdims=True) if mono and len(samples) > 1 else samples
+
+
+def _resampled(path: MediaFile, header: AudioHeader, rate: int, start: int, count: int, mono: bool) -> Samples:
+    first, last = _inputs(header, rate, start, count)
+    samples = _mixed(read_frames(path, header, first, last - first), mono)
     return resample(samples, header.rate, rate, offset=first, start=start, count=count)
+
+
+def _streamed(
+    path: MediaFile, header: AudioHeader, rate: int, pieces: Sequence[tuple[int, int]], mono: bool
+) -> Iterator[tuple[int, Samples]]:
+    """Starts and samples of consecutive pieces of a long file, which is decoded once."""
+    first, last = _inputs(header, rate, pieces[0][0], sum(count for _, count in pieces))
+    blocks = read_blocks(path, header, first, last - first)
+    held, offset = np.zeros((1 if mono else header.channels, 0), np.float32), first
+    for start, count in pieces:
+        low, high = _inputs(header, rate, start, count)
+        parts = [held[:, low - offset :]]
+        end = offset + held.shape[1]
+        while end < high:
+            parts.append(_mixed(next(blocks), mono))
+            end += parts[-1].shape[1]
+        held, offset = np.concatenate(parts, axis=1), low
+        yield start, resample(held[:, : high - low], header.rate, rate, offset=low, start=start, count=count)
 
 
 def window_starts(frames: int, window: int, stride: int, max_windows: int) -> list[int]:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
+from quintet.media.budget import check_memory
 from quintet.media.chunks import EBML, MOV_BOXES, check_matroska, check_mov, riff_chunks, size_of
 from quintet.media.files import Blob, MediaFile, MediaRef, check_file, decoding, media_ref, open_file
 
@@ -31,6 +32,7 @@ MAX_CHANNELS = 64
 LOUDEST = 64.0
 """Largest valid sample, relative to full scale. Float files may exceed 1; larger values mean another scale."""
 
+_BLOCK = 2**20  # frames that are decoded at a time, of mono and stereo
 _UNKNOWN_LENGTH = 2**48  # frames; libsndfile reports far more for a stream of unknown length
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF)  # in a WAV whose writer could not seek back
 _MP3_PREROLL = 16 * 1152  # frames
@@ -81,23 +83,36 @@ def read_frames(path: MediaFile, header: AudioHeader, start: int, count: int) ->
     """`count` frames from frame `start` on, (channels, count); the range must be within the file."""
     if start < 0 or count < 1 or start + count > header.frames:
         raise ValueError(f"frames {start} to {start + count} of a file of {header.frames}")
+    check_memory(4 * header.channels * count, f"{count / header.rate:.0f} s of audio")
+    (samples,) = read_blocks(path, header, start, count, count)
+    return samples
+
+
+def read_blocks(
+    path: MediaFile, header: AudioHeader, start: int = 0, count: int | None = None, size: int | None = None
+) -> Iterator[Samples]:
+    """`count` frames (by default all) from frame `start` on, in blocks of `size`; the file is decoded once."""
+    count = header.frames - start if count is None else count
+    size = size or max(1, min(_BLOCK, 2 * _BLOCK // header.channels))
+    read = _sndfile_blocks if header.decoder == "libsndfile" else _ffmpeg_blocks
+    found = 0
     with decoding(_reason):
-        read = _sndfile_frames if header.decoder == "libsndfile" else _ffmpeg_frames
-        samples = read(media_ref(path), start, count)
-    if samples.shape != (header.channels, count):
+        for samples in read(media_ref(path), start, count, size):
+            if samples.shape != (header.channels, min(size, count - found)):
+                raise UnreadableItem("truncated: the file ends too early")
+            _check_samples(samples)
+            found += samples.shape[1]
+            yield samples
+    if found < count:
         raise UnreadableItem("truncated: the file ends too early")
+
+
+def _check_samples(samples: Samples) -> None:
     peak = max(float(samples.max()), -float(samples.min()))
     if not math.isfinite(peak):
         raise UnreadableItem("holds samples that are no numbers")
     if peak > LOUDEST:
         raise UnreadableItem(f"holds samples of {peak:.3g}, where 1 is full scale")
-    return samples
-
-
-def read_blocks(path: MediaFile, header: AudioHeader, count: int = 2**20) -> Iterator[Samples]:
-    """All frames, in blocks of `count`."""
-    for start in range(0, header.frames, count):
-        yield read_frames(path, header, start, min(count, header.frames - start))
 
 
 # --- ends of files ----------------------------------------------------------------------------------------------
@@ -223,14 +238,16 @@ def _has_length(media: MediaRef) -> bool:
         return _mp3_length(stream)[0] > 0
 
 
-def _sndfile_frames(media: MediaRef, start: int, count: int) -> Samples:
+def _sndfile_blocks(media: MediaRef, start: int, count: int, size: int) -> Iterator[Samples]:
     with _sndfile(media) as file:
         # After a seek, an MP3 is silent for some frames, which depend on earlier frames.
         preroll = min(start, _MP3_PREROLL) if file.format == "MP3" else 0
         if start > preroll:
             file.seek(start - preroll)
-        frames: Samples = file.read(preroll + count, dtype="float32", always_2d=True)
-    return np.ascontiguousarray(frames[preroll:].T)
+        for begin in range(0, count, size):
+            frames: Samples = file.read(preroll + min(size, count - begin), dtype="float32", always_2d=True)
+            yield np.ascontiguousarray(frames[preroll:].T)
+            preroll = 0
 
 
 # --- FFmpeg -----------------------------------------------------------------------------------------------------
@@ -272,29 +289,44 @@ def _ffmpeg_header(media: MediaRef) -> AudioHeader:
         return AudioHeader(int(end * base * rate), rate, int(stream.channels), name.upper(), "ffmpeg")
 
 
-def _ffmpeg_frames(media: MediaRef, start: int, count: int) -> Samples:
+def _ffmpeg_blocks(media: MediaRef, start: int, count: int, size: int) -> Iterator[Samples]:
     with _ffmpeg(media) as container:
         stream = container.streams.audio[0]
-        rate, base, origin = int(stream.rate), Fraction(stream.time_base or 0), stream.start_time or 0
-        window = np.zeros((int(stream.channels), count), np.float32)
-        if start:
-            preroll = Fraction(_MP3_PREROLL, rate) if container.format.name == "mp3" else _PREROLL
-            container.seek(int(max(Fraction(start, rate) - preroll, Fraction(0)) / base) + origin, stream=stream)
-        position = filled = 0
-        for frame in container.decode(stream):
-            samples = _floats(frame)
-            # Time stamps are rounded to the unit of the container, so only larger differences count.
-            stamped = round((frame.pts - origin) * base * rate) if frame.pts is not None else position
-            position = stamped if abs(stamped - position) > rate * base + 1 or not filled else position
-            first, last = max(position, start), min(position + samples.shape[1], start + count)
-            if first < last:
-                window[:, first - start : last - start] = samples[:, first - position : last - position]
-                filled = max(filled, last - start)
-            position += samples.shape[1]
-            if position >= start + count:
-                break
+        rate, end = int(stream.rate), start + count
+        begin, filled = start, 0
+        window = np.zeros((int(stream.channels), min(size, count)), np.float32)
+        for position, samples in _positioned(container, stream, start):
+            while begin < end:
+                first, last = max(position, begin), min(position + samples.shape[1], begin + window.shape[1])
+                if first < last:
+                    window[:, first - begin : last - begin] = samples[:, first - position : last - position]
+                    filled = max(filled, last - begin)
+                if position + samples.shape[1] < begin + window.shape[1]:
+                    break
+                yield window
+                begin, filled = begin + window.shape[1], 0
+                window = np.zeros((len(window), min(size, end - begin)), np.float32)
+            if begin >= end:
+                return
     # The last frame may be slightly shorter than its packet declares.
-    return window if count - filled <= _PREROLL * rate else window[:, :filled]
+    yield window if end - begin - filled <= _PREROLL * rate else window[:, :filled]
+
+
+def _positioned(container: Any, stream: Any, start: int) -> Iterator[tuple[int, Samples]]:
+    """Decoded samples, from a little before frame `start` on, with the number of their first frame."""
+    rate, base, origin = int(stream.rate), Fraction(stream.time_base or 0), stream.start_time or 0
+    if start:
+        preroll = Fraction(_MP3_PREROLL, rate) if container.format.name == "mp3" else _PREROLL
+        container.seek(int(max(Fraction(start, rate) - preroll, Fraction(0)) / base) + origin, stream=stream)
+    position, reached = 0, False
+    for frame in container.decode(stream):
+        samples = _floats(frame)
+        # Time stamps are rounded to the unit of the container, so only larger differences count.
+        stamped = round((frame.pts - origin) * base * rate) if frame.pts is not None else position
+        position = stamped if abs(stamped - position) > rate * base + 1 or not reached else position
+        yield position, samples
+        position += samples.shape[1]
+        reached = reached or position > start
 
 
 def _floats(frame: Any) -> Samples:

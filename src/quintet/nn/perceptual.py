@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from quintet.common.files import open_regular
 from quintet.errors import UsageError
 
 _POOLED_AFTER = {2, 7, 14, 21, 28}
@@ -56,6 +57,7 @@ class PerceptualLoss(nn.Module):
 
 def _read_layers(path: Path) -> tuple[list[int], nn.ModuleList]:
     try:
+        open_regular(path).close()  # a pipe would wait for ever
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"loss.perceptual_weights: cannot read {path} as safetensors ({error})") from None

@@ -98,6 +98,7 @@ def _is_averaged(folder: Path, name: str) -> bool:
 
 
 def _open_export(folder: Path) -> Pipeline[Any]:
+    checkpoint.verify_used(folder)
     settings = pretrained.read_settings(folder)
     if not isinstance(settings.get("run"), dict):
         raise UsageError(

@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quintet.common.files import one_line, open_no_follow, replace_text, sync
+from quintet.common.files import one_line, open_no_follow, open_regular, replace_text, sync
 from quintet.common.weights.pruning import reading
 from quintet.errors import CheckpointError, PrunedError
 
@@ -200,6 +200,34 @@ def _write_manifest(folder: Path, hashed: Mapping[str, str]) -> None:
     (folder / MANIFEST).write_text(f"{lines}{_SELF}{own}\n", encoding="utf-8")
 
 
+def verify(folder: Path) -> None:
+    """Raise CheckpointError unless exactly the listed files exist and all hashes match."""
+    listed = _listed(folder)
+    inside = sorted(folder.rglob("*"))
+    for link in (path for path in inside if path.is_symlink()):
+        raise CheckpointError(
+            f"{link} is a symbolic link, which checkpoints never contain; replace it by the file itself"
+        )
+    present = {path.relative_to(folder).as_posix() for path in inside if path.is_file()} - {MANIFEST}
+    for name in sorted(present.symmetric_difference(listed)):
+        raise CheckpointError(f"{folder / name} is {'missing' if name in listed else 'not part of the checkpoint'}")
+    for name, expected in listed.items():
+        _check_hash(folder / name, expected)
+
+
+def verify_used(folder: Path) -> None:
+    """Raise CheckpointError if tensors or settings of an exported folder differ from the hashes in its manifest.
+
+    Other files may be edited and added, such as the README, and a folder without a manifest is accepted: its owner may
+    change what was exported.
+    """
+    if not (folder / MANIFEST).is_file():
+        return
+    for name, expected in _listed(folder).items():
+        if name.endswith((".safetensors", ".json")) and (folder / name).exists():
+            _check_hash(folder / name, expected, f"; export it again, or delete {MANIFEST} if you changed it yourself")
+
+
 def _listed(folder: Path) -> dict[str, str]:
     """File name to SHA-256, from the manifest; raises CheckpointError if it is damaged."""
     try:
@@ -226,24 +254,13 @@ def newest_file(root: Path, name: str) -> Path | None:
     return None
 
 
-def verify(folder: Path) -> None:
-    """Raise CheckpointError unless exactly the listed files exist and all hashes match."""
-    listed = _listed(folder)
-    inside = sorted(folder.rglob("*"))
-    for link in (path for path in inside if path.is_symlink()):
-        raise CheckpointError(
-            f"{link} is a symbolic link, which checkpoints never contain; replace it by the file itself"
-        )
-    present = {path.relative_to(folder).as_posix() for path in inside if path.is_file()} - {MANIFEST}
-    for name in sorted(present.symmetric_difference(listed)):
-        raise CheckpointError(f"{folder / name} is {'missing' if name in listed else 'not part of the checkpoint'}")
-    for name, expected in listed.items():
-        try:
-            found = hash_file(folder / name)
-        except OSError as error:
-            raise CheckpointError(f"{folder / name} cannot be read: {error.strerror}") from None
-        if found != expected:
-            raise CheckpointError(f"{folder / name} is damaged")
+def _check_hash(path: Path, expected: str, advice: str = "") -> None:
+    try:
+        found = hash_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    if found != expected:
+        raise CheckpointError(f"{path} is damaged{advice}")
 
 
 _MAX_DIMS = 64
@@ -434,8 +451,8 @@ def _remove(folder: Path) -> None:
 
 
 def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def hashes(folder: Path) -> Mapping[str, str]:

@@ -31,6 +31,7 @@ class Pretrained:
     def from_pretrained(cls, folder: str | Path) -> Self:
         """Load the model of an exported folder, on the CPU and in eval mode."""
         path = Path(folder)
+        checkpoint.verify_used(path)
         settings = read_settings(path)
         if settings.get("class") != cls.__name__:
             raise UsageError(f"{path} holds a {settings.get('class')}, not a {cls.__name__}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quintet.common.files import read_regular
 from quintet.errors import UsageError
 
 FILE_COLUMN, TEXT_COLUMN, SPLIT_COLUMN = "file_name", "text", "split"
@@ -65,7 +66,7 @@ def read_metadata(path: Path) -> Metadata:
     try:
         if path.stat().st_size > _METADATA_BYTES:
             return _unusable("larger than 1 GB; cut it into one for each subfolder", "is ")
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         return _unusable(f"cannot be opened: {error.strerror}")
     return parse_csv(data) if path.suffix.lower() == ".csv" else parse_jsonl(data)
@@ -174,8 +175,7 @@ def _note_text_column(metadata: Metadata) -> None:
 def read_caption(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """The captions in a `.txt` file: one per line, without blank lines."""
     try:
-        with open(path, "rb", buffering=0) as stream:
-            data = stream.read(_CAPTION_BYTES)
+        data = read_regular(path, _CAPTION_BYTES)
     except OSError:
         return ()
     return captions_of(decoded(data).split("\n"))
@@ -299,7 +299,7 @@ def _decoded_line(line: bytes) -> str:
 def read_lines(path: Path, what: str, noun: str) -> list[str]:
     """The non-empty lines of a text file; `what` is the option that names the file, `noun` what a line holds."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8 text"
         raise UsageError(f"{what}: {path} cannot be read: {reason}") from None

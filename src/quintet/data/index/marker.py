@@ -21,7 +21,7 @@ def read_marker(path: Path | None) -> dict[str, Any] | None:
     try:
         if path is None or not path.is_file() or path.stat().st_size > LARGEST_MARKER:
             return None
-        marker = json.loads(path.read_bytes())
+        marker = json.loads(files.read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(marker, dict) or not isinstance(marker.get("version"), int):

@@ -24,6 +24,8 @@ _FILES = b"0\x007"
 _FOLDER, _LONG_NAME, _PAX, _PAX_GLOBAL, _LONG_LINK = b"5", b"L", b"x", b"g", b"K"
 _SPACES = b" " * 8
 _LONGEST_NAME = 2**16
+"""Most bytes of an extended header, which holds the name and other records."""
+_LONGEST_PATH = 2**12
 # int() would accept signs, prefixes and underscores too, and a negative size leads back to the same header.
 _OCTAL = re.compile(rb"[0-7]*")
 _DECIMAL = re.compile(r"[0-9]{1,19}")
@@ -75,7 +77,9 @@ class TarListing:
                     raise Damaged(
                         f"its member {name[:200]!r} should end at byte {start + size}, but the file has {length}"
                     )
-                if kind in _FILES:
+                if len(name) > _LONGEST_PATH:
+                    self.problems.append((name[:200], f"a name of {len(name)} characters"))
+                elif kind in _FILES:
                     yield Member(name, header, start, size)
                 elif kind != _FOLDER:
                     self.problems.append((name, "a link or a device, not a file"))
