@@ -207,8 +207,13 @@ class Loader:
             prefetch_factor=4 if workers else None,
             worker_init_fn=_ignore_signals,
         )
-        with _keep_child_handler():
-            return iter(loader)
+        try:
+            with _keep_child_handler():
+                return iter(loader)
+        except OSError as error:  # no more processes or open files
+            raise RunError(
+                f"could not start the {workers} data workers ({error.strerror}); reduce data.num_workers"
+            ) from None
 
 
 def _recorded(
