@@ -11,6 +11,7 @@ import torch
 
 from quintet import config as configs
 from quintet import registry
+from quintet.common.memory import building
 from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import Weights
@@ -126,7 +127,8 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
 def make_task(config: RunConfig, frozen: Mapping[str, Pipeline[Any]]) -> Task[Any]:
     """The task with new weights, which depend only on `train.seed`."""
     torch.manual_seed(config.train.seed)
-    return registry.find(config.recipe).task_class()(config, frozen)
+    with building(config):
+        return registry.find(config.recipe).task_class()(config, frozen)
 
 
 def open_start(config: RunConfig) -> Pipeline[Any]:

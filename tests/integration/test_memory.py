@@ -5,7 +5,10 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from helpers import TINY, error_line, forked, succeed
+import pytest
+import torch
+
+from helpers import TINY, error_line, forked, quintet, succeed
 
 ALLOWED = 600 * 2**20
 """Bytes beyond the memory at the start: enough for a tiny training, far less than these need."""
@@ -41,6 +44,30 @@ def test_out_of_memory_before_the_first_step(pictures: Path, tmp_path: Path) -> 
     assert "out of memory" in sentence
     assert "train.grad_accum_steps" in sentence
     assert not (tmp_path / "run").exists()
+
+
+def test_out_of_memory_while_a_model_is_built_names_its_sizes(pictures: Path, tmp_path: Path) -> None:
+    for key, size in (("model.dim", 4096), ("model.dim", 2**61)):
+        words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, f"{key}={size}")
+        sentence = sentence_of(words, tmp_path / "said")
+        assert "out of memory while the model of recipe 'vqgan' is built" in sentence
+        assert f"{key}={size}" in sentence
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("command", "fix"), [("sample", "--num"), ("eval", "eval.batch_size"), ("embed", "smaller")])
+def test_out_of_memory_in_another_command_is_one_sentence(
+    command: str, fix: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(*arguments: object) -> None:
+        torch.empty(2**60, dtype=torch.uint8)
+
+    monkeypatch.setattr("quintet.pipelines.loading.open_pipeline", allocate)
+    words = (command, trained, *(("--text", "x", "--out", "x.npz") if command == "embed" else ()))
+    outcome = quintet(*words)
+    assert outcome.code == 1
+    assert error_line(outcome.errors).startswith("error: out of memory; ")
+    assert fix in outcome.errors
 
 
 def test_a_tiny_training_fits(pictures: Path, tmp_path: Path) -> None:

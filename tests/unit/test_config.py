@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from quintet import config as configs
 from quintet.config import RunConfig, build, describe, parse_overrides, refuse_changes
+from quintet.config.tree import to_yaml
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.registry import RECIPES
@@ -60,7 +61,7 @@ def integers(bounds: dict[str, Any]) -> st.SearchStrategy[int]:
 
 
 def floats(bounds: dict[str, Any]) -> st.SearchStrategy[float]:
-    low, high = bounds.get("ge", bounds.get("gt", 0)), bounds.get("lt", 1e12)
+    low, high = bounds.get("ge", bounds.get("gt", 0)), bounds.get("lt", bounds.get("le", 1e12))
     ordinary = st.floats(low, high, exclude_min="gt" in bounds, exclude_max="lt" in bounds)
     return st.one_of(ordinary, st.sampled_from([1e-05, 3e-4, 0.1, 1e-300]))
 
@@ -416,6 +417,35 @@ def test_codebook_smoothing_replaces_label_smoothing_by_itself(recipe: str, tmp_
     for both in ({"loss.codebook_smoothing": 0.5, "loss.label_smoothing": 0.1}, {"loss.label_smoothing": 0.2}):
         with pytest.raises(UsageError, match=r"leave out loss\.label_smoothing"):
             build(schema, file=tmp_path / "config.yaml", overrides=both)
+
+
+EXTREMES = (10**30, 2**63, 2**63 - 1, 1e30, 1e12, 1e-320)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_extreme_number_is_refused_or_can_be_written_and_read_again(recipe: str) -> None:
+    plain = build(RECIPES[recipe].config_class(), preset="debug")
+    kept = 0
+    for key, old in configs.flatten(plain.model_dump(mode="json")).items():
+        if isinstance(old, bool | str):
+            continue
+        for value in EXTREMES:
+            try:
+                changed = plain.changed({key: [value] * len(old) if isinstance(old, list) else value})
+            except UsageError:
+                continue
+            written = configs.flatten(changed.model_dump(mode="json"))[key]
+            assert parse_overrides([f"{key}={to_yaml(written, default_flow_style=True)}"]) == {key: written}
+            kept += 1
+    assert kept
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["engine.threads=100000", "train.epochs=1e30", "train.steps=1e30", "data.num_workers=1000000", "optim.lr=1e30"],
+)
+def test_a_number_that_would_crash_later_is_refused(argument: str) -> None:
+    assert argument.partition("=")[0] in complaint(argument)
 
 
 # --- resuming -----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import typer
 from quintet.cli import data, inference, info, results, sampling, training
 from quintet.common import streams
 from quintet.common.logging import say
+from quintet.common.memory import is_out_of_memory
 from quintet.common.printable import printable
 from quintet.errors import QuintetError
 
@@ -95,7 +96,7 @@ def _guarded(words: Sequence[str], debug: bool) -> int:
         elif type(error).__name__ == "NoArgsIsHelpError":
             say(_message(error), any_rank=True)
         else:
-            say(f"error: {printable(_one_sentence(error))}", any_rank=True)
+            say(f"error: {printable(_one_sentence(error, words[0] if words else ''))}", any_rank=True)
         return 2 if _is_usage_error(error) else error.exit_code if isinstance(error, QuintetError) else 1
 
 
@@ -108,10 +109,17 @@ def _message(error: Any) -> str:
     return str(error.format_message())
 
 
-def _one_sentence(error: Exception) -> str:
+_LESS_MEMORY = {
+    "sample": "generate fewer items at a time (--num), or shorter or smaller ones",
+    "eval": "set a smaller eval.batch_size, or eval.num_generated=0 to generate nothing",
+}
+"""What needs less memory, by command."""
+
+
+def _one_sentence(error: Exception, command: str) -> str:
     if _is_usage_error(error):
-        command = str(getattr(getattr(error, "ctx", None), "command_path", ""))
-        if type(error).__name__ == "NoSuchOption" and "quintet train" in command:
+        path = str(getattr(getattr(error, "ctx", None), "command_path", ""))
+        if type(error).__name__ == "NoSuchOption" and "quintet train" in path:
             message = _message(error).partition(" (")[0].rstrip(".")
             return f"{message}; write keys as key=value, for example train.steps=1000"
         options = getattr(getattr(error, "param", None), "opts", None)
@@ -120,4 +128,6 @@ def _one_sentence(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
         return f"cannot write {error.filename or 'the output'}: {error.strerror}"
+    if is_out_of_memory(error):
+        return f"out of memory; {_LESS_MEMORY.get(command, 'use a smaller model or smaller media, or another machine')}"
     return f"{type(error).__name__}: {error} (unexpected; --debug prints the traceback)"

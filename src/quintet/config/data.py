@@ -34,7 +34,7 @@ class DataConfig(Section):
         None, description="Folder of caches (tokens, indexes, copies of shards); null uses the user's cache folder."
     )
     num_workers: int = Field(
-        2, ge=0, description="Number of data loading processes; 0 loads data in the training process."
+        2, ge=0, le=1024, description="Number of data loading processes; 0 loads data in the training process."
     )
 
 

@@ -15,7 +15,7 @@ from quintet.config.section import Section
 class GenerateOptions(Section):
     """Options of every generator."""
 
-    num: int = Field(16, ge=1, description="Number of items per prompt.")
+    num: int = Field(16, ge=1, le=10**6, description="Number of items per prompt.")
     seed: int = Field(0, ge=0, description="Random seed; the same seed gives the same items.")
 
 

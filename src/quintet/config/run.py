@@ -28,10 +28,11 @@ RESUMABLE = (
 
 
 class TrainConfig(Section):
-    steps: int = Field(10_000, gt=0, description="Total number of optimizer steps.")
+    steps: int = Field(10_000, gt=0, le=10**12, description="Total number of optimizer steps.")
     epochs: float | None = Field(
         None,
         gt=0,
+        le=10**6,
         description="Length of the run in epochs; sets `train.steps` when the run starts. null uses `train.steps`.",
     )
     minutes: float | None = Field(
@@ -180,7 +181,7 @@ class EvalConfig(Section):
 
 class SampleConfig(Section):
     every: int = Field(500, gt=0, description="Write samples every N steps.")
-    num: int = Field(16, gt=0, description="Number of items in each set of samples.")
+    num: int = Field(16, gt=0, le=10**6, description="Number of items in each set of samples.")
 
 
 class CheckpointConfig(Section):
@@ -210,15 +211,17 @@ class EngineConfig(Section):
     activation_checkpointing: bool = Field(
         False, description="Activation checkpointing: recompute blocks in the backward pass, which needs less memory."
     )
-    threads: int | None = Field(None, gt=0, description="CPU threads per process; null uses the default of torch.")
+    threads: int | None = Field(
+        None, gt=0, le=1024, description="CPU threads per process; null uses the default of torch."
+    )
     world_size: int | None = Field(
         None, gt=0, description="Expected number of processes; any other number is refused. null accepts any number."
     )
     timeout_seconds: int = Field(
-        600, gt=0, description="Seconds that a process waits for the other processes before it fails."
+        600, gt=0, le=10**7, description="Seconds that a process waits for the other processes before it fails."
     )
     fsdp: bool = Field(False, description="Shard weights, EMA and optimizer state over the processes (FSDP2).")
-    bucket_megabytes: int = Field(25, gt=0, description="Size of the gradient buckets of DDP, in MiB.")
+    bucket_megabytes: int = Field(25, gt=0, le=2**20, description="Size of the gradient buckets of DDP, in MiB.")
 
 
 class RunConfig(Section):

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from quintet.config.aliases import migrate, renamed
 from quintet.config.tree import LONGEST_VALUE, Tree, plain, short
 from quintet.errors import UsageError
+
+LARGEST_NUMBER = 1e12
+"""Largest value of a key that is not an integer; no quantity of a run comes near it."""
 
 
 class Section(BaseModel):
@@ -21,10 +24,30 @@ class Section(BaseModel):
         extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
     )
 
+    @field_validator("*")
+    @classmethod
+    def _check_magnitude(cls, value: Any) -> Any:
+        """Numbers beyond these limits cannot be written and read again, or overflow in the arithmetic of sizes."""
+        for number in _numbers(value):
+            if isinstance(number, int) and abs(number) >= 2**63:
+                raise ValueError("must be an integer of at most 64 bits")
+            if isinstance(number, float) and abs(number) > LARGEST_NUMBER:
+                raise ValueError(f"must not be larger than {LARGEST_NUMBER:g}")
+        return value
+
     def unreached(self, steps: int) -> dict[str, str]:
         """Keys of this section that name a step which a run of `steps` steps does not reach, each with what therefore
         never happens; for a warning."""
         return {}
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """The value, or the elements of nested tuples."""
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _numbers(each)
+    else:
+        yield value
 
 
 SectionT = TypeVar("SectionT", bound=Section)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from quintet.common import files
 from quintet.common.batch import Batch, Dataset, Item
-from quintet.common.caches import part_lock
+from quintet.common.caches import part_lock, writing_cache
 from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
@@ -88,7 +88,10 @@ class TokenCache:
 
     def open(self) -> TokenDataset:
         """The codes as a dataset. Processes that open it at the same time share the encoding, shard by shard."""
-        folder = self.folder / f"codes-{self.key.name}"
+        with writing_cache(self.folder):
+            return self._open(self.folder / f"codes-{self.key.name}")
+
+    def _open(self, folder: Path) -> TokenDataset:
         folder.mkdir(parents=True, exist_ok=True)
         numbers = range(-(-len(self.media) // SHARD))
         # Without a lock: each process checks the hashes of what it will read.

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from quintet.common import files
+from quintet.common.caches import VARIABLE, writing_cache
 from quintet.common.weights import checkpoint
 from quintet.config.text import PRETRAINED
 from quintet.errors import RunError, UsageError
@@ -184,11 +185,9 @@ class PretrainedText:
         path = self._path(text)
         if path is None:
             return
-        try:
+        with writing_cache(path.parents[1], VARIABLE):
             path.parent.mkdir(parents=True, exist_ok=True)
             files.replace_bytes(path, _pack(text, entry), durable=False, concurrent=True)
-        except OSError as error:
-            raise RunError(f"cannot write to the text embedding cache {self.cache} ({error})") from None
 
     def _unpack(self, text: str, raw: bytes) -> Embedding:
         tensors = load(raw)

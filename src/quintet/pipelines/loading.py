@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from quintet import config as configs
 from quintet import registry
 from quintet.common.logging import say
+from quintet.common.memory import building
 from quintet.common.weights import checkpoint, pretrained
 from quintet.common.weights.loading import load_module, read_meta
 from quintet.common.weights.pruning import again_if_pruned, reading
@@ -70,7 +71,8 @@ def is_fixed(reference: str) -> bool:
 def _build(config: RunConfig, frozen: Frozen, origin: Origin) -> Pipeline[Any]:
     pipeline_class = registry.find(config.recipe).pipeline_class()
     config = pipeline_class.fit(config, frozen)
-    return pipeline_class(config, pipeline_class.build_modules(config, frozen), frozen, origin)
+    with building(config):
+        return pipeline_class(config, pipeline_class.build_modules(config, frozen), frozen, origin)
 
 
 def _open_run(folder: Path, which: str) -> Pipeline[Any]:
@@ -151,7 +153,8 @@ def load_live(pipeline: Pipeline[Any]) -> dict[str, nn.Module] | None:
     if origin is None or origin.builtin or origin.is_export or not pipeline.config.ema.enabled:
         return None
     folder = checkpoint.folder_of(origin.folder / checkpoint.ROOT, origin.step or 0)
-    modules = pipeline.build_modules(pipeline.config, pipeline.frozen)
+    with building(pipeline.config):
+        modules = pipeline.build_modules(pipeline.config, pipeline.frozen)
     with reading(folder):
         for name, module in modules.items():
             load_module(module, folder, name)

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from quintet.common import collectives, streams
 from quintet.common.device import Device
+from quintet.common.memory import is_out_of_memory
 from quintet.common.rank import RankInfo
 from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
@@ -233,9 +234,7 @@ def _recompute_activations(module: nn.Module) -> None:
 def explain_failure(error: BaseException, grad_accum_steps: int, micro_batch_size: int) -> RunError | None:
     """A one-sentence error for out-of-memory and lost connections; None for any other exception."""
     text = str(error)
-    # oneDNN and the C++ library have their own messages for failed allocations.
-    signs = ("can't allocate memory", "could not create a primitive", "bad_alloc")
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in signs):
+    if is_out_of_memory(error):
         if micro_batch_size <= 1:
             return RunError("out of memory with micro-batches of one item; use a smaller model or smaller items")
         factor = next(number for number in range(2, micro_batch_size + 1) if micro_batch_size % number == 0)

@@ -233,8 +233,13 @@ class Loader:
             worker_init_fn=_ignore_signals,
         )
         others = set(multiprocessing.active_children())
-        with _keep_child_handler():
-            batches = iter(loader)
+        try:
+            with _keep_child_handler():
+                batches = iter(loader)
+        except OSError as error:  # no more processes or open files
+            raise RunError(
+                f"could not start the {workers} data workers ({error.strerror}); reduce data.num_workers"
+            ) from None
         if workers:
             _workers.update(set(multiprocessing.active_children()) - others)
             # Runs before the exit handlers of torch and of `multiprocessing`, which wait: the last one runs first.

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from quintet.common.memory import building
 from quintet.common.weights import checkpoint
 from quintet.config import RunConfig, build, data_path, refuse_changes
 from quintet.data.splits import Splits
@@ -77,7 +78,8 @@ class PythonTrainer(Trainer):
         torch.manual_seed(config.train.seed)  # for the modules that the task builds
         if model is not None:
             modules = {self.exported(): model, **modules}
-        task = self.task_class(config, frozen, modules)
+        with building(config):
+            task = self.task_class(config, frozen, modules)
         splits = None
         if not _is_path(data):
             frozen_to_device(task)

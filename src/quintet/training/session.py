@@ -12,6 +12,7 @@ import torch
 
 from quintet.common import collectives
 from quintet.common.batch import Batch
+from quintet.common.memory import building, creating_state
 from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import Weights, copy_tensors
@@ -69,8 +70,9 @@ class TrainingSession:
         check_agreement(self.engine, task, self.config, self.splits, init)
         self.has_own_schedule = lr_schedule is not None
         self.lr_schedule = lr_schedule or schedule_of(self.config.optim)
-        self.engine.to_device(task.modules)
-        self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)
+        with building(self.config):
+            self.engine.to_device(task.modules)
+            self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)
         self.meter = Meter()
         self.trackers: list[Tracker] = []
         self._stop = StopRequest()
@@ -106,7 +108,8 @@ class TrainingSession:
         self._make_state()
 
     def _make_state(self) -> None:
-        self.state = TrainingState(self.task, self.engine)
+        with creating_state():
+            self.state = TrainingState(self.task, self.engine)
         self.saver = Saver(self.run, self.engine, self.state, self.splits.fingerprint, self.print)
         self.guard = NonFiniteGuard(self.run, self.engine, self.state, self.saver, self.print)
 

@@ -89,7 +89,6 @@ class UnpackedStore:
         folder = self.cache / "unpacked"
         path = folder / f"{key}.bytes"
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
             with exclusive_lock(folder / f"{key}.lock"):
                 if not path.exists():
                     _unpack(source, path, f"{name} of {self.label}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from quintet.common import files
-from quintet.common.caches import exclusive_lock
+from quintet.common.caches import exclusive_lock, writing_cache
 from quintet.common.logging import say
 from quintet.common.outputs import mark_output, output_kind
 from quintet.data.index.marker import LARGEST_MARKER, MARKER
@@ -225,9 +225,8 @@ class RemoteStore:
         path = folder / f"{key}-{posixpath.basename(name)}"
         if _is_complete(path, shard.size):
             return path
-        folder.mkdir(parents=True, exist_ok=True)
-        mark_output(self.cache / "shards")
         with exclusive_lock(folder / f"{key}.lock"):
+            mark_output(self.cache / "shards")
             if not _is_complete(path, shard.size):
                 address = self.url if self.is_file else f"{self.url.rstrip('/')}/{name}"
                 self._retry("read", address, lambda: self._copy(shard, path))
@@ -251,7 +250,7 @@ class RemoteStore:
     def _copy(self, shard: ShardFile, path: Path) -> None:
         system, root = self._system()
         remote = root if self.is_file else posixpath.join(root, shard.name)
-        with files.atomic_write(path) as temporary:
+        with writing_cache(self.cache), files.atomic_write(path) as temporary:
             system.get_file(remote, str(temporary))
             size = temporary.stat().st_size
             if size != shard.size:
@@ -309,7 +308,7 @@ class RemoteStore:
         for attempt in range(1, self.patience.attempts + 1):
             try:
                 return request()
-            except UsageError:
+            except (UsageError, RunError):
                 raise
             except FileNotFoundError:
                 raise UsageError(f"{what} does not exist or holds no shard") from None

@@ -348,7 +348,6 @@ def _check_fit(index: ShardIndex, found: Sequence[ShardFile], label: str) -> Non
 def _cached_index(store: Store, found: Sequence[ShardFile], folder: Path) -> ShardIndex:
     key = hashlib.sha256(json.dumps([FORMAT, store.label, *found]).encode()).hexdigest()[:32]
     path = folder / f"{key}.safetensors"
-    folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(folder / f"{key}.lock"):
         if not path.exists():
             say(f"{store.label} has no index: listing its {len(found)} shards, once", any_rank=True)
