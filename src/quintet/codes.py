@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +64,25 @@ def decode_folder(pipeline: Pipeline[Any], folder: Path, out: Path) -> int:
         raise UsageError(
             f"the codes in {folder} are not from the model {_name(tokenizer)}, whose codes are 0 to {num_codes - 1}"
         )
-    with inference_mode(tokenizer.modules):
-        for number, (file, row) in enumerate(items):
-            try:
-                artifacts = tokenizer.decode_files(codes[row : row + 1].long(), f"{number:05d}-{_stem(file)}")
-            except (RuntimeError, LookupError, ValueError) as error:
-                reason = files.one_line(error)
-                raise UsageError(
-                    f"the codes in {folder} are not from the model {_name(tokenizer)} ({reason})"
-                ) from None
-            out.mkdir(parents=True, exist_ok=True)
-            for artifact in artifacts:
-                artifact.write(out / artifact.file)
+    try:
+        with inference_mode(tokenizer.modules), files.atomic_folder(out) as temporary:
+            _decode_items(tokenizer, codes, items, folder, temporary)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from None
     return len(items)
+
+
+def _decode_items(
+    tokenizer: Tokenizer[Any], codes: Tensor, items: Sequence[tuple[str, int]], folder: Path, out: Path
+) -> None:
+    for number, (file, row) in enumerate(items):
+        try:
+            artifacts = tokenizer.decode_files(codes[row : row + 1].long(), f"{number:05d}-{_stem(file)}")
+        except (RuntimeError, LookupError, ValueError) as error:
+            reason = files.one_line(error)
+            raise UsageError(f"the codes in {folder} are not from the model {_name(tokenizer)} ({reason})") from None
+        for artifact in artifacts:
+            artifact.write(out / artifact.file)
 
 
 def _name(pipeline: Pipeline[Any]) -> str:

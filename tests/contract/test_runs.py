@@ -104,6 +104,17 @@ def test_two_halves_equal_an_uninterrupted_run(how: str, train: Train, tmp_path:
     assert figures_after(parts, 6) == figures_after(whole, 6)
 
 
+def test_every_command_works_with_a_run_in_bf16(case: Case, train: Train, data: Path, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "engine.precision=bf16", "train.steps=2", "eval.every=2")
+    succeed("eval", run)
+    succeed("sample", run, "--num", 2, "--out", tmp_path / "samples")
+    if case.tokenizer:
+        succeed("encode", run, data, "--out", tmp_path / "codes")
+        succeed("decode", run, tmp_path / "codes", "--out", tmp_path / "decoded")
+    if state(run)["recipe"] == "mulan":
+        succeed("search", run, data, "--text", "a flute")
+
+
 def figures_after(run: Path, step: int) -> list[dict[str, object]]:
     """The rows of metrics.jsonl without what no two runs have in common."""
     return [

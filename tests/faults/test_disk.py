@@ -33,6 +33,7 @@ from helpers import (
     tree,
 )
 from quintet.common.weights import checkpoint
+from quintet.families.vqgan.pipeline import VQGanPipeline
 from quintet.training.metrics import TensorBoard
 from quintet.training.run_folder import Run
 
@@ -76,15 +77,15 @@ def mount(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def full(disk: Path) -> Iterator[None]:
-    """No byte is free, for a while."""
+def full(disk: Path, spare_blocks: int = 0) -> Iterator[None]:
+    """No byte is free, for a while, or only some blocks."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
         except OSError:
-            pass
+            file.truncate(max(0, file.tell() - 4096 * spare_blocks))
     yield
     ballast.unlink()
 
@@ -266,6 +267,75 @@ def test_commands_that_find_no_room_say_so_and_leave_nothing_half_written(
         assert "unexpected" not in outcome.errors, outcome.errors
         assert tree(small_disk) == before, words
     ledger(row, len(commands))
+
+
+@pytest.fixture
+def partial_results(trained: Path, pictures: Path, tmp_path: Path) -> list[list[object]]:
+    """Commands that write more files than fit into a few blocks, without the name of the result."""
+    succeed("encode", trained, pictures, "--out", tmp_path / "codes")
+    return [["decode", trained, tmp_path / "codes", "--out"], ["view", trained, "--export"]]
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["new folder", "empty folder"])
+def test_results_that_fit_only_partly_leave_nothing(
+    empty: bool, partial_results: list[list[object]], small_disk: Path, ledger: Ledger
+) -> None:
+    out = small_disk / "out"
+    for words in partial_results:
+        if empty:
+            out.mkdir(exist_ok=True)
+        with full(small_disk, spare_blocks=6):
+            outcome = quintet(*words, out)
+            assert {path.name for path in small_disk.iterdir()} == ({"ballast", "out"} if empty else {"ballast"})
+        assert not empty or not any(out.iterdir())
+        assert (outcome.code, error_line(outcome.errors)) == (2, f"error: cannot write {out}: {FULL}")
+        succeed(*words, out)
+        shutil.rmtree(out)
+    ledger("disk-full", len(partial_results))
+
+
+def test_a_page_that_does_not_fit_leaves_nothing(trained: Path, small_disk: Path, ledger: Ledger) -> None:
+    page = small_disk / "page.html"
+    with full(small_disk, spare_blocks=2):
+        outcome = quintet("view", trained, "--export", page)
+        assert [path.name for path in small_disk.iterdir()] == ["ballast"]
+    assert (outcome.code, error_line(outcome.errors)) == (2, f"error: cannot write {page}: {FULL}")
+    ledger("disk-full", 1)
+
+
+def test_a_sample_is_listed_or_not_written(trained: Path, small_disk: Path, ledger: Ledger) -> None:
+    out = small_disk / "out"
+    succeed("sample", trained, "--num", 1, "--out", out)
+    before = tree(out)
+    for spare in range(3):
+        with full(small_disk, spare_blocks=spare):
+            quintet("sample", trained, "--num", 2, "--out", out)
+        lines = [json.loads(line)["file"] for line in (out / "samples.jsonl").read_text().splitlines()]
+        assert {*lines} == {path.name for path in out.iterdir()} - {"samples.jsonl"}
+        assert before.items() - {"samples.jsonl": before["samples.jsonl"]}.items() <= tree(out).items()
+    ledger("disk-full", 3)
+
+
+def test_an_interrupt_leaves_nothing(
+    partial_results: list[list[object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def interrupt(*_: object) -> None:
+        assert any(place.rglob("*")), "something is already written"
+        raise KeyboardInterrupt
+
+    decode = VQGanPipeline.decode_files
+    monkeypatch.setattr("quintet.web.export._page", interrupt)
+    monkeypatch.setattr(
+        VQGanPipeline,
+        "decode_files",
+        lambda self, codes, name: interrupt() if name.startswith("00002") else decode(self, codes, name),
+    )
+    for words in partial_results:
+        assert quintet(*words, place / "out").code == 130
+        assert not any(place.iterdir())
 
 
 def test_a_console_on_a_full_disk_stops_nothing(

@@ -143,14 +143,28 @@ def _sample(
         from quintet.evaluation import EvalSession
 
         artifacts = EvalSession.open(pipeline, data).artifacts(num)
-    out.mkdir(parents=True, exist_ok=True)
     for artifact in artifacts:
         target = _unused_path(out / artifact.file)
-        artifact.write(target)
-        with (out / "samples.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"file": target.name, "model": run, **artifact.metadata}, ensure_ascii=False) + "\n")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            _write(artifact, target, {"model": run, **artifact.metadata})
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror}") from None
         print_line(f"written: {target}")
     print_next(("eval", run))
+
+
+def _write(artifact: Any, target: Path, metadata: dict[str, Any]) -> None:
+    """Write the file and its line in `samples.jsonl`, or neither."""
+    from quintet.training.run_folder import append_line
+
+    artifact.write(target)
+    try:
+        line = json.dumps({"file": target.name, **metadata}, ensure_ascii=False)
+        append_line(target.with_name("samples.jsonl"), line)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
 
 
 def _has_input(options: GenerateOptions, has_text: bool) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -95,6 +96,28 @@ def atomic_write(path: Path, *, durable: bool = True, concurrent: bool = False) 
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder next to `target`; at the end of the block it becomes `target`, which may be an empty
+    folder before. If the block fails, nothing of it remains."""
+    target = target.resolve()
+    temporary = target.with_name(f".{target.name}.writing")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process
+    temporary.mkdir()
+    try:
+        yield temporary
+        if target.is_dir():  # it may be the working folder of this process, which cannot be replaced
+            for path in sorted(temporary.iterdir()):
+                path.rename(target / path.name)
+            temporary.rmdir()
+        else:
+            temporary.rename(target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 

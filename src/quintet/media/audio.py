@@ -84,7 +84,8 @@ def resample(
     # Row r computes the outputs from r * outputs on, from inputs that start `reach` before r * step.
     span = (rows - 1) * step + weights.shape[0]
     inputs = torch.from_numpy(_slice_padded(samples, first_row * step - reach - offset, span))
-    resampled = inputs.unfold(-1, weights.shape[0], step) @ weights
+    with torch.autocast("cpu", enabled=False):  # a judge resamples what a model in bf16 has generated
+        resampled = inputs.unfold(-1, weights.shape[0], step) @ weights
     skipped = start - first_row * outputs
     result: Samples = resampled.flatten(-2)[..., skipped : skipped + count].contiguous().numpy()
     return result

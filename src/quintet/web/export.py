@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from quintet.common.files import atomic_folder, replace_text
 from quintet.errors import UsageError
 from quintet.web import samples
 from quintet.web.common import PAGE, json_safe, to_json
@@ -37,23 +38,29 @@ def write_page(paths: Sequence[Path], target: Path) -> Iterator[str]:
     if not runs:
         raise UsageError(f"no run found in {', '.join(map(str, paths))}")
     single = target.suffix.lower() in (".html", ".htm")
+    title = ", ".join(folders.roots)
     try:
-        (target.parent if single else target).mkdir(parents=True, exist_ok=True)
-        store: MediaStore = InlineMedia() if single else MediaFolder(target)
-        content = {
-            "title": ", ".join(folders.roots),
-            "runs": [_run(watched, number, store) for number, watched in enumerate(runs)],
-        }
-        page = target if single else target / "index.html"
-        page.write_text(_page(content), encoding="utf-8")
+        if single:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            store: MediaStore = InlineMedia()
+            replace_text(target, _page(_content(title, runs, store)))
+        else:
+            with atomic_folder(target) as temporary:
+                store = MediaFolder(temporary)
+                (temporary / "index.html").write_text(_page(_content(title, runs, store)), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}") from None
+    page = target if single else target / "index.html"
     yield f"written: {page} ({len(runs)} run{'s' if len(runs) > 1 else ''}; open it in a browser)"
     if store.omitted:
         yield (
             f"omitted: {store.omitted} samples of older steps, to keep the file below {MAX_PAGE_BYTES // 2**20} MB; "
             "--export to a folder includes all of them"
         )
+
+
+def _content(title: str, runs: Sequence[WatchedRun], store: MediaStore) -> dict[str, Any]:
+    return {"title": title, "runs": [_run(watched, number, store) for number, watched in enumerate(runs)]}
 
 
 class MediaStore(Protocol):
