@@ -23,7 +23,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from quintet import MuseTrainer
-from quintet.compat import CompatibilityNotice, muse_maskgit_pytorch, phenaki_pytorch
+from quintet.compat import (
+    CompatibilityNotice,
+    muse_maskgit_pytorch,
+    musiclm_pytorch,
+    phenaki_pytorch,
+    soundstorm_pytorch,
+)
 
 
 @dataclass(frozen=True)
@@ -220,7 +226,84 @@ def tiny_maskgit() -> Any:
     return muse_maskgit_pytorch.MaskGit(image_size=16, transformer=transformer, vae=tiny_vae())
 
 
+class Pairs:
+    """Eight pairs of tensors."""
+
+    def __init__(self, *values: Tensor) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(value[index] for value in self.values)
+
+
+def mulan(steps: int) -> Overfit:
+    generator = torch.Generator().manual_seed(0)
+    pitches = torch.arange(1, ITEMS + 1)[:, None] * 0.02
+    wavs = torch.sin(pitches * torch.arange(2048)) + 0.1 * torch.randn(ITEMS, 2048, generator=generator)
+    texts = torch.randint(1, 300, (ITEMS, 16), generator=generator)
+
+    def train(model: Any, folder: str) -> None:
+        musiclm_pytorch.MuLaNTrainer(
+            model,
+            Pairs(wavs, texts),
+            num_train_steps=steps,
+            batch_size=ITEMS,
+            lr=1e-4,
+            max_grad_norm=None,
+            valid_frac=0.0,
+            results_folder=f"{folder}/results",
+            config=QUIET,
+        ).train()
+
+    return compare(tiny_mulan, lambda model: model(wavs, texts), adam(1e-4, 0.9, 0.99), train, steps)
+
+
+def tiny_mulan() -> Any:
+    sizes: dict[str, Any] = {"dim": 32, "depth": 2, "heads": 2, "dim_head": 16}
+    audio = musiclm_pytorch.AudioSpectrogramTransformer(**sizes)
+    return musiclm_pytorch.MuLaN(audio, musiclm_pytorch.TextTransformer(**sizes, num_tokens=300))
+
+
+def soundstorm(steps: int) -> Overfit:
+    generator = torch.Generator().manual_seed(0)
+    acoustic = torch.randint(0, 16, (ITEMS, 20, 3), generator=generator)
+    semantic = torch.randint(0, 8, (ITEMS, 10), generator=generator)
+
+    def train(model: Any, folder: str) -> None:
+        soundstorm_pytorch.SoundStormTrainer(
+            model,
+            dataset=Pairs(semantic, acoustic),
+            num_train_steps=steps,
+            num_warmup_steps=0,
+            batch_size=ITEMS,
+            lr=1e-3,
+            max_grad_norm=None,
+            valid_frac=0.0,
+            results_folder=f"{folder}/results",
+            config={**QUIET, "optim.schedule": "constant"},
+        ).train()
+
+    def loss(model: Any) -> Tensor:
+        return model(acoustic, cond_semantic_token_ids=semantic)[0]  # type: ignore[no-any-return]
+
+    return compare(tiny_soundstorm, loss, adam(1e-3, 0.9, 0.99), train, steps)
+
+
+def tiny_soundstorm() -> Any:
+    conformer = soundstorm_pytorch.ConformerWrapper(
+        codebook_size=16, num_quantizers=3, conformer={"dim": 64, "depth": 2, "heads": 2, "dim_head": 32}
+    )
+    rates = {"wav2vec_downsample_factor": 640, "codec_downsample_factor": 320}
+    sampling = {"wav2vec_target_sample_hz": 16000, "codec_target_sample_hz": 16000}
+    return soundstorm_pytorch.SoundStorm(conformer, num_semantic_token_ids=8, **rates, **sampling)
+
+
 TRAINERS: dict[str, Callable[[int], Overfit]] = {
+    "MuLaNTrainer": mulan,
+    "SoundStormTrainer": soundstorm,
     "VQGanVAETrainer": vqgan,
     "CViViTTrainer": cvivit,
     "PhenakiTrainer": phenaki,
