@@ -2,20 +2,33 @@
 
     python benchmarks/compat_overfit.py [TRAINER …] [--steps N]
 
-Both use the same model, data and optimizer settings; the last losses should agree. Prints one JSON line per trainer.
+Both use the same initial weights, data and optimizer settings; the losses should agree. Prints a JSON line per trainer.
+`MaskGit` has no trainer in the original: its parts are trained by quintet's `MuseTrainer`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from quintet import MuseTrainer
+from quintet.compat import CompatibilityNotice, muse_maskgit_pytorch, phenaki_pytorch
 
 
 @dataclass(frozen=True)
 class Overfit:
-    """The mean loss of the last steps of both loops."""
+    """The mean loss of some passes: before the training, after the hand-written loop, and after the trainer."""
 
     first: float
     by_hand: float
@@ -27,7 +40,192 @@ class Overfit:
         return 100 * (self.by_trainer - self.by_hand) / self.by_hand
 
 
-TRAINERS: dict[str, Callable[[int], Overfit]] = {}
+ITEMS = 8
+PASSES = 50
+"""Passes over which a loss is averaged: masks are random."""
+TEXTS = [f"number {number}" for number in range(ITEMS)]
+QUIET = {"log.trackers": [], "data.num_workers": 0, "sample.every": 10**6, "eval.every": 10**6}
+
+
+def pictures() -> Tensor:
+    """Eight different images (8, 3, 16, 16), smooth enough to learn in seconds."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randint(0, 256, (ITEMS, 3, 4, 4), generator=generator, dtype=torch.uint8)
+    return coarse.repeat_interleave(4, 2).repeat_interleave(4, 3) / 255
+
+
+def write_pictures(folder: Path) -> None:
+    """The same images as files, with captions."""
+    for number, (image, text) in enumerate(zip(pictures(), TEXTS, strict=True)):
+        pixels = (image * 255).round().byte().permute(1, 2, 0).numpy()
+        Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(text)
+
+
+class Videos:
+    """Eight clips of three frames, the image of each moving to the right, with captions."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, str]:
+        image = pictures()[index]
+        return torch.stack([image.roll(4 * frame, -1) for frame in range(3)], 1), TEXTS[index]
+
+
+Trained = Callable[[Any, str], None]
+"""Trains a model with its trainer; the second argument is an empty folder."""
+
+
+def compare(
+    make: Callable[[], nn.Module],
+    loss: Callable[[Any], Tensor],
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    train: Trained,
+    steps: int,
+) -> Overfit:
+    """Train two copies of a model and measure both."""
+    first, by_hand = _new(make), _new(make)
+    steps_of = optimizer([parameter for parameter in by_hand.parameters() if parameter.requires_grad])
+    for _ in range(steps):
+        loss(by_hand).backward()
+        steps_of.step()
+        steps_of.zero_grad()
+    by_trainer = _new(make)
+    with tempfile.TemporaryDirectory() as folder:
+        train(by_trainer, folder)
+    return Overfit(*(_measured(model, loss) for model in (first, by_hand, by_trainer)))
+
+
+def _new(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return make()
+
+
+@torch.no_grad()
+def _measured(model: nn.Module, loss: Callable[[Any], Tensor]) -> float:
+    model.eval()
+    return float(torch.stack([loss(model) for _ in range(PASSES)]).mean())
+
+
+def adam(rate: float, *betas: float) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.Adam(parameters, lr=rate, betas=(betas[0], betas[1]))
+
+
+def vqgan(steps: int) -> Overfit:
+    def train(vae: Any, folder: str) -> None:
+        write_pictures(Path(folder))
+        muse_maskgit_pytorch.VQGanVAETrainer(
+            vae,
+            folder=folder,
+            image_size=16,
+            num_train_steps=steps,
+            batch_size=ITEMS,
+            lr=1e-3,
+            valid_frac=0.0,
+            use_ema=False,
+            results_folder=f"{folder}/results",
+            config={**QUIET, "data.flip": False},
+        ).train()
+
+    return compare(tiny_vae, lambda vae: vae(pictures(), return_loss=True), adam(1e-3, 0.9, 0.999), train, steps)
+
+
+def tiny_vae() -> Any:
+    return muse_maskgit_pytorch.VQGanVAE(
+        dim=32, layers=2, codebook_size=256, lookup_free_quantization=False, use_vgg_and_gan=False
+    )
+
+
+def cvivit(steps: int) -> Overfit:
+    def train(model: Any, folder: str) -> None:
+        write_pictures(Path(folder))
+        phenaki_pytorch.CViViTTrainer(
+            model,
+            folder=folder,
+            train_on_images=True,
+            num_train_steps=steps,
+            batch_size=ITEMS,
+            lr=1e-3,
+            max_grad_norm=None,
+            valid_frac=0.0,
+            use_ema=False,
+            results_folder=f"{folder}/results",
+            config=QUIET,
+        ).train()
+
+    return compare(
+        lambda: tiny_cvivit(lookup_free_quantization=False),
+        lambda model: model(pictures()),
+        adam(1e-3, 0.9, 0.99),
+        train,
+        steps,
+    )
+
+
+def tiny_cvivit(**options: Any) -> Any:
+    sizes = {"dim": 64, "codebook_size": 256, "image_size": 16, "patch_size": 4, "temporal_patch_size": 2}
+    depths = {"spatial_depth": 1, "temporal_depth": 1, "dim_head": 32, "heads": 2, "use_vgg_and_gan": False}
+    return phenaki_pytorch.CViViT(**sizes, **depths, **options)
+
+
+def phenaki(steps: int) -> Overfit:
+    def train(model: Any, folder: str) -> None:
+        phenaki_pytorch.PhenakiTrainer(
+            model,
+            dataset=Videos(),
+            num_frames=3,
+            batch_size=ITEMS,
+            train_num_steps=steps,
+            train_lr=1e-3,
+            results_folder=f"{folder}/results",
+            config=QUIET,
+        ).train()
+
+    videos = torch.stack([Videos()[index][0] for index in range(ITEMS)])
+    return compare(tiny_phenaki, lambda model: model(videos, texts=TEXTS), adam(1e-3, 0.9, 0.99), train, steps)
+
+
+def tiny_phenaki() -> Any:
+    maskgit = phenaki_pytorch.MaskGit(num_tokens=256, max_seq_len=32, dim=64, depth=2, heads=2, dim_head=32)
+    return phenaki_pytorch.Phenaki(maskgit=maskgit, cvivit=tiny_cvivit())
+
+
+def maskgit(steps: int) -> Overfit:
+    def train(model: Any, folder: str) -> None:
+        data = Path(folder) / "data"
+        data.mkdir()
+        write_pictures(data)
+        parts = model.training_parts()
+        constant = {"optim.schedule": "constant", "optim.warmup_steps": 0, "optim.weight_decay": 0.0}
+        shared = {"optim.max_grad_norm": None, "optim.betas": [0.9, 0.99], "ema.enabled": False}
+        MuseTrainer(
+            parts.model,
+            tokenizer=parts.frozen["tokenizer"],
+            data=str(data),
+            validation=str(data),
+            out=f"{folder}/run",
+            steps=steps,
+            batch_size=ITEMS,
+            lr=1e-3,
+            config={**QUIET, **parts.keys, **constant, **shared, "optim.name": "adam"},
+        ).train()
+
+    return compare(tiny_maskgit, lambda model: model(pictures(), texts=TEXTS), adam(1e-3, 0.9, 0.99), train, steps)
+
+
+def tiny_maskgit() -> Any:
+    sizes: dict[str, Any] = {"num_tokens": 256, "seq_len": 16, "dim": 64, "depth": 2, "heads": 2, "dim_head": 32}
+    transformer = muse_maskgit_pytorch.MaskGitTransformer(**sizes)
+    return muse_maskgit_pytorch.MaskGit(image_size=16, transformer=transformer, vae=tiny_vae())
+
+
+TRAINERS: dict[str, Callable[[int], Overfit]] = {
+    "VQGanVAETrainer": vqgan,
+    "CViViTTrainer": cvivit,
+    "PhenakiTrainer": phenaki,
+    "MaskGit": maskgit,
+}
 
 
 def main() -> None:
@@ -35,6 +233,7 @@ def main() -> None:
     parser.add_argument("trainers", nargs="*", metavar="TRAINER")
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
+    warnings.simplefilter("ignore", CompatibilityNotice)
     for name in options.trainers or TRAINERS:
         result = TRAINERS[name](options.steps)
         print(json.dumps({"trainer": name, **asdict(result), "difference_percent": result.difference}), flush=True)

@@ -45,11 +45,14 @@ if TYPE_CHECKING:  # what `__getattr__` finds in the registry, for editors and t
     from quintet.families.vqgan.model import VQGanVAE as VQGanVAE
     from quintet.families.vqgan.pipeline import VQGanPipeline as VQGanPipeline
     from quintet.families.vqgan.trainer import VQGanVAETrainer as VQGanVAETrainer
+    from quintet.training.objective import Objective as Objective
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Objective":
+        return import_module("quintet.training.objective").Objective
     if name[0].isupper():
         for _, entry in import_module("quintet.registry").entries():
             if name in entry.public_names():
@@ -61,4 +64,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     entries = dict(import_module("quintet.registry").entries()).values()
-    return sorted([*globals(), *(name for entry in entries for name in entry.public_names())])
+    return sorted([*globals(), "Objective", *(name for entry in entries for name in entry.public_names())])

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from quintet.compat import CompatibilityNotice
+from quintet.compat.views import NoAttributeError
 from quintet.errors import QuintetError
 
 FOLDER = Path(__file__).parent / "usages"
@@ -60,7 +61,7 @@ class Usage:
             warnings.simplefilter("ignore", CompatibilityNotice)
             try:
                 self.function(*arguments)
-            except (QuintetError, AttributeError) as error:
+            except (QuintetError, NoAttributeError) as error:
                 message = str(error).replace(str(folder), "FOLDER")
                 if not self.refused or self.refused not in message:
                     raise

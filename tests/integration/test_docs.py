@@ -64,6 +64,15 @@ def test_the_commands_and_the_python_of_the_readme_and_the_image_page_run(
     assert names["vae"].encode(names["vae"].decode(names["vae"].encode(_grey()))).shape == (1, 8, 8)
 
 
+def test_the_training_loop_of_the_page_about_runs_runs() -> None:
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- python: tested -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert found
+    names: dict[str, Any] = {}
+    exec(compile(found.group(1), "runs.md", "exec"), names)
+    assert names["error"].item() > 0
+
+
 def _grey() -> Any:
     import torch
 

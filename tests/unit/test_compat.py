@@ -39,6 +39,10 @@ SIGNATURES = {
     "VQGanVAETrainer": "vae folder num_train_steps batch_size image_size lr grad_accum_every max_grad_norm "
     "discr_max_grad_norm save_results_every save_model_every results_folder valid_frac random_split_seed use_ema "
     "ema_beta ema_update_after_step ema_update_every apply_grad_penalty_every accelerate_kwargs",
+    "CViViTTrainer": "vae num_train_steps batch_size folder train_on_images num_frames lr grad_accum_every wd "
+    "max_grad_norm discr_max_grad_norm save_results_every save_model_every results_folder valid_frac "
+    "random_split_seed use_ema ema_beta ema_update_after_step ema_update_every apply_grad_penalty_every "
+    "accelerate_kwargs",
     "PhenakiTrainer": "phenaki folder train_on_images batch_size grad_accum_every num_frames sample_num_frames "
     "train_lr train_num_steps max_grad_norm ema_update_every ema_decay adam_betas wd save_and_sample_every "
     "num_samples results_folder amp fp16 split_batches convert_image_to sample_texts_file_path sample_texts dataset "

@@ -24,6 +24,16 @@ def say(text: str, *, any_rank: bool = False) -> None:
         sys.stderr.flush()
 
 
+_said: set[str] = set()
+
+
+def say_once(topic: str, text: str) -> None:
+    """As `say`, but only the first message about a topic in this process."""
+    if topic not in _said:
+        _said.add(topic)
+        say(text)
+
+
 def track(items: Sequence[ItemT], done: str) -> Iterator[ItemT]:
     """Iterate over items and show progress: a bar on a terminal, else one line per 10 %.
 

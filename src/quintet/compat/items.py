@@ -97,6 +97,11 @@ def _merged(values: list[Any], merge: Merge) -> Any:
 
 
 def cycle(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of a loader without end."""
+    if len(loader) == 0:
+        raise UsageError(
+            f"there are fewer items than a batch of {loader.batch_size}, so that there is no batch to read"
+        )
     while True:
         yield from loader
 

@@ -13,7 +13,7 @@ INTRODUCTION = """\
 # Moving to quintet
 
 This page is for users of muse-maskgit-pytorch, musiclm-pytorch, soundstorm-pytorch, phenaki-pytorch and
-meshgpt-pytorch. quintet has their six trainers under the same names, with its own keywords.
+meshgpt-pytorch. quintet has their seven trainers under the same names, with its own keywords.
 `quintet.compat` has one module for each original package, whose trainers accept all original keywords.
 Each keyword becomes a key or an argument of quintet, or is refused with the reason.
 One warning (`CompatibilityNotice`) lists the translated keywords.

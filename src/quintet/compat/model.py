@@ -19,23 +19,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from quintet.common.batch import Batch
-from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
-from quintet.common.weights.loading import check_shapes
+from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
 from quintet.common.weights.pretrained import CONFIG, WEIGHTS, pickle_hint
 from quintet.compat.translation import CompatibilityNotice
-from quintet.config import RunConfig, build
+from quintet.config import RunConfig
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
-from quintet.training.engine import Engine
-from quintet.training.phase import Loss, Output
+from quintet.training.objective import LossPasses
 from quintet.training.task import Task
 
 PAGE = "docs/migration.md"
@@ -55,16 +52,7 @@ class TrainingParts:
     """Whether data-dependent state, such as a codebook, was initialised already and must be kept."""
 
 
-@dataclass
-class ForwardPass:
-    """One forward pass of a task, for the losses of its phases."""
-
-    batch: Batch
-    output: Output
-    step: int
-
-
-class CompatModel(nn.Module):
+class CompatModel(LossPasses, nn.Module):
     """Base class. A subclass builds its submodules in its constructor and describes them in `training_parts`."""
 
     config_class: ClassVar[type[RunConfig]]
@@ -99,65 +87,12 @@ class CompatModel(nn.Module):
         raise UsageError(f"{type(self).__name__} is a part of another model and has no trainer of its own")
 
     @property
-    def task(self) -> Task[Any]:
+    def task(self) -> Task[Any]:  # type: ignore[override]
         """quintet's task of this model, for its losses."""
         if self._task is None:
             parts = self.training_parts()
-            self._task = build_task(self.config_class, self.task_class, parts)
+            self._task = build_task(self.task_class, parts)
         return self._task
-
-    def new_rng(self, size: int) -> ItemRNG:
-        """The random numbers of one call with `size` items; each call has others."""
-        self._calls += 1
-        return ItemRNG(self._seed, [self._calls - 1] * size, range(size))
-
-    def make_batch(self, fields: Mapping[str, Any], size: int) -> Batch:
-        """A batch of quintet with these fields, on the device of the model."""
-        batch = Batch(dict(fields), tuple(map(str, range(size))), self.new_rng(size))
-        return batch.to(self.device, self.dtype)
-
-    def forward_pass(self, fields: Mapping[str, Any], size: int, *, updates: bool = True) -> ForwardPass:
-        """Run the task on a batch. In training mode, first apply the statistics of the last training pass.
-
-        `updates` is false for a pass that trains only another module, such as a discriminator: a codebook follows the
-        passes that train the encoder.
-        """
-        step = self._calls
-        batch = self.make_batch(fields, size)
-        if self.training and updates:
-            self.apply_statistics()
-            self._init_from_data(batch)
-        with torch.set_grad_enabled(updates and torch.is_grad_enabled()):
-            output = self.task.forward(self.task.modules, batch, step)
-        if updates:
-            self.collect(output.statistics)
-        return ForwardPass(batch, output, step)
-
-    def phase_loss(self, name: str, forward_pass: ForwardPass) -> Loss:
-        """The loss of a phase of the task, such as `generator`."""
-        phase = next(phase for phase in self.task.phases if phase.name == name)
-        loss = phase.loss(self.task.modules, forward_pass.batch, forward_pass.output, forward_pass.step)
-        self.collect(loss.statistics)
-        return loss
-
-    def apply_statistics(self) -> None:
-        """Apply the statistics of the last training pass, as quintet's trainers do after a step."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self.task.after_step(pending, self._calls)
-
-    def collect(self, statistics: Statistics) -> None:
-        """Keep the statistics of a training pass for `apply_statistics`."""
-        if self.training and (statistics.sums or statistics.rows):
-            with torch.no_grad():
-                self._pending = statistics if self._pending is None else self._pending + statistics
-
-    def _init_from_data(self, batch: Batch) -> None:
-        """Data-dependent initialisation, such as k-means, at the first training pass of a new model."""
-        if not self._initialised:
-            self._initialised = True
-            # No task uses the engine to initialise; it exists only in a run.
-            self.task.init_from_data(self.task.modules, [batch], cast(Engine, None))
 
     # --- saving ---------------------------------------------------------------------------------------------
 
@@ -179,8 +114,10 @@ class CompatModel(nn.Module):
         replace_folder(Path(path), self.contents())
 
     def load(self, path: str | Path) -> Self:
-        """Load the weights of a folder that `save` wrote."""
+        """Load the weights of a folder that `save` wrote, or of a checkpoint of a trainer."""
         folder = Path(path)
+        if (folder / "meta.json").is_file() and hasattr(self, "task_class"):
+            return self._load_checkpoint(folder)
         refuse_pickle(folder)
         for name, tensors in self.contents().tensors.items():
             saved = checkpoint.read_tensors(folder, name)
@@ -188,6 +125,15 @@ class CompatModel(nn.Module):
             with torch.no_grad():
                 for key, tensor in tensors.items():
                     tensor.copy_(saved[key])
+        self._forget_training()
+        return self
+
+    def _load_checkpoint(self, folder: Path) -> Self:
+        """Load the live weights of a checkpoint of quintet's trainer."""
+        checkpoint.verify(folder)
+        read_meta(folder, self.task_class.pipeline_class.recipe)
+        for name, module in self.task.modules.items():
+            copy_tensors(module, checkpoint.read_tensors(folder, name), str(folder / name))
         self._forget_training()
         return self
 
@@ -200,13 +146,9 @@ class CompatModel(nn.Module):
         self._initialised, self._pending, self._task = True, None, None
 
 
-def build_task(config_class: type[RunConfig], task_class: type[Task[Any]], parts: TrainingParts) -> Task[Any]:
+def build_task(task_class: type[Task[Any]], parts: TrainingParts) -> Task[Any]:
     """The task that quintet's trainer would build from these parts."""
-    model: Any = parts.model
-    references = {name: pipeline.reference for name, pipeline in parts.frozen.items()}
-    overrides = {"data.path": None, "model": model.config.model_dump(mode="json"), **references, **parts.keys}
-    modules = {task_class.pipeline_class.exported: model, **parts.modules}
-    return task_class(build(config_class, overrides=overrides), parts.frozen, modules)
+    return task_class.from_model(parts.model, frozen=parts.frozen, modules=parts.modules, keys=parts.keys)
 
 
 # --- folders ------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class Implied:
 
 @dataclass(frozen=True)
 class OriginalTrainer:
-    """One of the six original trainers."""
+    """One of the original trainers."""
 
     name: str
     recipe: str

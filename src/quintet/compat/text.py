@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -86,11 +85,17 @@ def text_conditioning(
 
 
 def copy_matching(source: nn.Module, target: nn.Module) -> None:
-    """Copy the tensors that two models share by name and shape, and the training mode and device."""
-    own: dict[str, Any] = dict(source.state_dict())
+    """Copy the tensors that two models share by name, and the training mode and device.
+
+    Of tables of different lengths, such as positions in time, the first rows are copied.
+    """
+    own: dict[str, Tensor] = dict(source.state_dict())
     with torch.no_grad():
         for name, tensor in target.state_dict().items():
-            if name in own and own[name].shape == tensor.shape:
+            if name in own and own[name].ndim and own[name].shape[1:] == tensor.shape[1:]:
+                rows = min(len(own[name]), len(tensor))
+                tensor[:rows] = own[name][:rows]
+            elif name in own and own[name].shape == tensor.shape:
                 tensor.copy_(own[name])
     parameter = next(source.parameters())
     target.to(parameter.device, parameter.dtype).train(source.training)

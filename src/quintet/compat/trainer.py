@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -102,6 +103,7 @@ class CompatTrainer(nn.Module):
         announce(translation)
         self._set_attributes(named)
         self.own = self._build(model, arguments, translation.overrides, always, frozen)
+        weakref.finalize(self, self.own.run.close)  # scripts of the originals close nothing
         setattr(self, self.model_attribute, model if isinstance(model, nn.Module) else self.own.unwrapped_model)
         if isinstance(model, CompatModel):
             model._forget_training()  # the trainer has initialised its codebook
@@ -247,8 +249,8 @@ class CompatTrainer(nn.Module):
         """Show the step, and the checkpoint of this step under its original name."""
         self._show_step()
         own = self.own
-        if own.is_main and own.saved_step == own.step:
-            number = own.step // own.config.checkpoint.every
+        number, rest = divmod(own.step, own.config.checkpoint.every)
+        if own.is_main and own.saved_step == own.step and not rest:
             link = self._results / self.checkpoint_name.format(step=own.step, number=number)
             if link.is_symlink():
                 link.unlink()
@@ -305,6 +307,10 @@ class CompatTrainer(nn.Module):
     def unwrapped_model(self) -> nn.Module:
         model: nn.Module = getattr(self, self.model_attribute)
         return model
+
+    @property
+    def num_train_steps(self) -> int:
+        return self.own.config.train.steps
 
     @property
     def device(self) -> torch.device:

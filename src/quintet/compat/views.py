@@ -79,6 +79,10 @@ class AcceleratorView:
         return "bf16" if self._own.config.engine.precision == "bf16" else "no"
 
     @property
+    def native_amp(self) -> bool:
+        return self.mixed_precision != "no"
+
+    @property
     def use_distributed(self) -> bool:
         return self._own.is_distributed
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from quintet.common.batch import Item
+from quintet.common.pixels import check_type, report_range
 from quintet.common.rng import ItemRNG
 from quintet.config import ImageDataConfig
 from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
@@ -116,6 +117,8 @@ class PythonImages(PythonDataset):
         if isinstance(value, Image.Image):
             value = images.resize_and_crop(images.upright(value, MODES[self.channels]), self.height, self.width)
         image: Tensor = value if isinstance(value, Tensor) else images.bytes_tensor(value)
+        check_type(image)
+        report_range(image, "an image of the dataset", "samples and metrics clamp the others")
         if image.ndim == 2:
             image = image[None]
         if image.shape[0] != self.channels:

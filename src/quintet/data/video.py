@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quintet.common.batch import Item, collate
+from quintet.common.pixels import check_type, report_range
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
 from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
@@ -157,8 +158,10 @@ def _clip(value: Any) -> Clip:
         what = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
         raise UnreadableItem(f"has {what} for a video; expected {FIELDS[0].expects}")
     if isinstance(value, Tensor):
+        check_type(value)
         if value.is_floating_point() and not value.isfinite().all():
             raise UnreadableItem("has pixels that are not finite")
+        report_range(value, "a video of the dataset", "the others are clamped to that range")
         value = value[:, None] if value.ndim == 3 else value
         value = value.expand(3, -1, -1, -1) if len(value) == 1 else value
     elif value.ndim == 3:

@@ -28,6 +28,7 @@ from quintet.common.batch import Batch, Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.device import Device
 from quintet.common.inference import inference_mode
+from quintet.common.pixels import report_range
 from quintet.common.weights import pretrained
 from quintet.common.weights.checkpoint import Contents, write_folder
 from quintet.common.weights.loading import weights_digest
@@ -155,6 +156,8 @@ class Pipeline(ABC, Generic[ConfigT]):
             return values.to(self.device, self.dtype) / 255
         if not values.is_floating_point():
             raise UsageError(f"the range of {values.dtype} values is unknown; pass floating-point values")
+        if is_bytes:
+            report_range(values, "the input", "the tokenizer was trained on 0 to 1 and encodes the others badly")
         return values.to(self.device, self.dtype)
 
     @contextmanager

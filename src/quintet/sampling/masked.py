@@ -154,6 +154,32 @@ def sampling_from_config(
     )
 
 
+def keys_from_settings(settings: Sampling, num_codes: int) -> dict[str, object]:
+    """The keys `sample.*` of decoding settings: the inverse of `sampling_from_config`; `UsageError` without a key."""
+    if settings.schedule is not cosine or settings.greedy_last_step:
+        raise UsageError("a run decodes with the cosine schedule, without greedy_last_step; leave both out of settings")
+    top_k = settings.top_k
+    return {
+        "sample.steps": settings.steps,
+        "sample.temperature": settings.temperature,
+        "sample.temperature_schedule": _name_of(settings.temperature_schedule, TEMPERATURE_SCHEDULES),
+        "sample.top_k": max(1, math.ceil(top_k * num_codes)) if isinstance(top_k, float) else top_k,
+        "sample.top_p": settings.top_p,
+        "sample.guidance_scale": settings.guidance_scale,
+        "sample.guidance_schedule": _name_of(settings.guidance_schedule, GUIDANCE_SCHEDULES),
+        "sample.choice_temperature": settings.choice_temperature,
+        "sample.remask_kept": settings.remask_kept,
+        "sample.guidance_projection": settings.guidance_projection,
+    }
+
+
+def _name_of(schedule: Schedule, known: Mapping[str, Schedule]) -> str:
+    for name, function in known.items():
+        if function is schedule:
+            return name
+    raise UsageError(f"a run decodes with one of the schedules {', '.join(known)}, not with {schedule!r}")
+
+
 # Training
 
 

@@ -100,7 +100,9 @@ class TrainingState:
 
     def _phase_state(self, phase: Phase) -> PhaseState:
         parameters = optim.named_parameters(self.task.modules, phase.modules)
-        return PhaseState(phase, parameters, optim.make_optimizer(phase.optim, parameters))
+        optimizer = optim.make_optimizer(phase.optim, parameters)
+        optimizer.zero_grad(set_to_none=True)  # a model may come with gradients of the user's own steps
+        return PhaseState(phase, parameters, optimizer)
 
     def averaged_modules(self) -> dict[str, nn.Module]:
         """The modules for evaluation: the EMA copies, and the live modules that have none."""

@@ -7,17 +7,18 @@ Reading this file and `families/vqgan/task.py` is enough to write a new one. Inf
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from torch import Tensor, nn
 
+from quintet import registry
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.statistics import Statistics
-from quintet.config import RunConfig
+from quintet.config import RunConfig, build
 from quintet.data.splits import Splits
 from quintet.pipelines.base import Frozen, Pipeline
 from quintet.training.phase import Modules, Output, Phase
@@ -71,6 +72,24 @@ class Task(ABC, Generic[ConfigT]):
         self.frozen: Frozen = dict(frozen or {})
         """The frozen pretrained models, by key, such as `tokenizer`."""
         self.config: ConfigT = self.pipeline_class.fit(config, self.frozen)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Any,
+        *,
+        frozen: Frozen | None = None,
+        modules: Modules | None = None,
+        keys: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """The task of a model outside of a run, with the default keys of the recipe and some dotted `keys`.
+
+        `frozen` are the models that it builds on; `modules` are further modules by name, such as a discriminator."""
+        references = {name: pipeline.reference for name, pipeline in (frozen or {}).items()}
+        own = {"data.path": None, "model": model.config.model_dump(mode="json")}
+        schema: Any = registry.find(cls.pipeline_class.recipe).config_class()
+        config = build(schema, overrides={**own, **references, **(keys or {})})
+        return cls(config, frozen, {cls.pipeline_class.exported: model, **(modules or {})})
 
     @property
     def name(self) -> str:

@@ -1,17 +1,26 @@
-"""Usages of the models of muse-maskgit-pytorch."""
+"""Usages of the models of muse-maskgit-pytorch, and of its trainer with them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from compat.usage import usage
-from quintet.compat.muse_maskgit_pytorch import MaskGit, MaskGitTransformer, Muse, TokenCritic, Transformer, VQGanVAE
+from quintet.compat.muse_maskgit_pytorch import (
+    MaskGit,
+    MaskGitTransformer,
+    Muse,
+    TokenCritic,
+    Transformer,
+    VQGanVAE,
+    VQGanVAETrainer,
+)
 
 TEXTS = ["a lizard runs across the desert", "seashells in shallow water"]
 
@@ -240,3 +249,17 @@ def muse_images() -> None:
 @usage("Muse", "superres without cond_image_size", refused="cond_image_size")
 def muse_without_superres() -> None:
     Muse(base=tiny_maskgit(), superres=tiny_maskgit())
+
+
+@usage("VQGanVAETrainer", "a folder of images (README)")
+def vae_trainer(folder: Path) -> None:
+    (folder / "images").mkdir()
+    for number in range(6):
+        Image.fromarray(np.full((20, 20, 3), 40 * number, np.uint8)).save(folder / "images" / f"{number}.png")
+    vae = tiny_vae()
+    trainer = VQGanVAETrainer(
+        vae=vae, image_size=16, folder=str(folder / "images"), batch_size=2, grad_accum_every=2, num_train_steps=2
+    )
+    trainer.train()
+    base_maskgit = tiny_maskgit(vae=vae)
+    base_maskgit(random_images(), texts=TEXTS).backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from quintet.families.phenaki.trainer import PhenakiTrainer
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.pipelines.base import Tokenizer
 from quintet.sampling.guidance import encode_prompts
+from quintet.sampling.masked import Sampling, linear
 
 TOKENIZER = str(GOLDEN / "cvivit-format-1" / "hub")
 """32 codes on a grid of 2 x 2; each code covers 8 x 8 pixels and two frames."""
@@ -293,6 +295,27 @@ def test_phenaki_model_is_trained_with_its_critic(tmp_path: Path) -> None:
     # The tokenizer is stored with the run.
     stored = PhenakiPipeline.from_pretrained(run).tokenizer.model
     assert all(torch.equal(stored.state_dict()[name], value) for name, value in cvivit.state_dict().items())
+
+
+def test_prompts_are_repeated_up_to_the_number_of_samples(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:
+    keys = {"sample.num": 4, "sample.texts": ["a red ball", "a blue ball"], "sample.frames": 3}
+    trained("videos", tmp_path / "run", tokenizer, config=keys)
+    names = sorted(path.name for path in (tmp_path / "run" / "samples" / "step-00000003").glob("0*.gif"))
+    assert names == ["000-a-red-ball.gif", "001-a-blue-ball.gif", "002-a-red-ball.gif", "003-a-blue-ball.gif"]
+
+
+def test_settings_of_a_phenaki_are_those_of_its_run(tmp_path: Path) -> None:
+    cvivit = CViViTPipeline.from_pretrained(TOKENIZER).cvivit
+    settings = Sampling(steps=3, temperature=0.5, temperature_schedule=linear, top_k=0.5, guidance_scale=2.0)
+    phenaki = Phenaki(MaskGit(grid=(3, 2, 2), num_codes=32, **SMALL), cvivit, settings=settings)
+    keys = {key: value for key, value in QUICK.items() if not key.startswith(("model.", "sample."))}
+    trainer = PhenakiTrainer(phenaki, data=Clips("videos"), out=tmp_path / "run", batch_size=4, config=keys)
+    decoding = trainer.task.pipeline(trainer.task.modules).phenaki().settings
+    assert decoding == replace(settings, top_k=16)
+    trainer.close()
+    other = Phenaki(phenaki.maskgit, cvivit, settings=replace(settings, schedule=linear))
+    with pytest.raises(UsageError, match="a run decodes with the cosine schedule"):
+        PhenakiTrainer(other, data=Clips("videos"), out=tmp_path / "other", batch_size=4, config=keys)
 
 
 def test_custom_tokenizer_class_is_refused(tmp_path: Path) -> None:

@@ -91,6 +91,20 @@ def trained(*arguments: Any, **keywords: Any) -> ToyTrainer:
     return trainer
 
 
+def test_gradients_that_a_model_comes_with_are_not_trained_on(tmp_path: Path) -> None:
+    seen = []
+    for name in ("without", "with"):
+        torch.manual_seed(0)
+        net = GivenNet(width=4)
+        for parameter in net.parameters() if name == "with" else ():
+            parameter.grad = torch.ones_like(parameter)
+        trainer = ToyTrainer(net, data=range(24), out=tmp_path / name, config=QUIET)
+        trainer.train_step()
+        trainer.close()
+        seen.append(torch.cat([parameter.detach().flatten() for parameter in net.parameters()]))
+    assert torch.equal(*seen)
+
+
 def test_the_model_by_position_and_by_name(tmp_path: Path) -> None:
     for given in ("position", "name"):
         net = GivenNet(width=4)

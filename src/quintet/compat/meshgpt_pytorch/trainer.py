@@ -50,13 +50,13 @@ class MeshTrainer(CompatTrainer):
 
     @property
     def dataloader(self) -> Any:
-        return loader_of(self.ds, self._micro_batch, self.merge, self.drop_last)
+        return loader_of(self.dataset, self._micro_batch, self.merge, self.drop_last)
 
     @property
     def val_dataloader(self) -> Any:
         if not self.should_validate:
             refuse_attribute(type(self).__name__, "val_dataloader", "there is no val_dataset")
-        return loader_of(self.valid_ds, self._micro_batch, self.merge, self.drop_last)
+        return loader_of(self.val_dataset, self._micro_batch, self.merge, self.drop_last)
 
     def next_data_to_forward_kwargs(self, dl_iter: Iterator[Any]) -> dict[str, Any]:
         """The arguments of the model for the next batch of a loader."""

@@ -12,13 +12,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from quintet.compat.model import CompatModel, TrainingParts, build_task, notify, refuse_unknown, refuse_unless
+from quintet.compat.quantizer import set_options
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig, VQGanModelConfig
 from quintet.families.vqgan.model import VQGanVAE as OwnVQGanVAE
 from quintet.families.vqgan.task import VQGanTask
-from quintet.nn.quantize.codebook_free import LookupFreeQuantizer
-from quintet.nn.quantize.vector import VectorQuantizer
 
 NAME = "VQGanVAE"
 GRID = 16
@@ -32,17 +31,6 @@ VQ_DEFAULTS = {
     "use_cosine_sim": True,
 }
 LFQ_DEFAULTS = {"diversity_gamma": 4.0}
-LFQ_ATTRIBUTES = {
-    "diversity_gamma": "diversity_gamma",
-    "entropy_loss_weight": "entropy_weight",
-    "commitment_loss_weight": "commitment_weight",
-}
-VQ_ATTRIBUTES = {
-    "decay": "decay",
-    "commitment_weight": "commitment_weight",
-    "threshold_ema_dead_code": "revive_below",
-}
-VQ_WITHOUT_EFFECT = ("codebook_dim", "use_cosine_sim")
 
 
 class VQGanVAE(CompatModel):
@@ -89,7 +77,7 @@ class VQGanVAE(CompatModel):
             codebook_size=codebook_size,
         )
         vq_options = {**vq_kwargs, **{name[3:]: value for name, value in prefixed.items() if name.startswith("vq_")}}
-        notices += _set_options(self.model.quantizer, vq_options, lfq_kwargs)
+        notices += set_options(NAME, self.model.quantizer, lfq_kwargs if lookup_free_quantization else vq_options)
         self.channels = channels
         self.codebook_size = codebook_size
         self.dim_divisor = 2**layers
@@ -107,7 +95,7 @@ class VQGanVAE(CompatModel):
         }
         self.discr: nn.Module | None = None
         if use_vgg_and_gan:
-            self.discr = build_task(VQGanConfig, VQGanTask, self.training_parts()).modules["discriminator"]
+            self.discr = build_task(VQGanTask, self.training_parts()).modules["discriminator"]
             if vgg is None:
                 notices.append(
                     "there is no perceptual loss, because nothing is downloaded; "
@@ -224,34 +212,3 @@ def _blocks(options: dict[str, Any], layers: int) -> int:
         refuse_unless(NAME, f"encdec_{name}", options.pop(name, fit), (fit,), "quintet's encoder has no such setting")
     refuse_unknown(NAME, {f"encdec_{name}": value for name, value in options.items()})
     return blocks
-
-
-def _set_options(quantizer: nn.Module, vq: Mapping[str, Any], lfq: Mapping[str, Any]) -> list[str]:
-    """Set the losses of the quantizer; returns notices about options without effect."""
-    if isinstance(quantizer, LookupFreeQuantizer):
-        return _set_attributes(quantizer, "lfq_kwargs", lfq, LFQ_ATTRIBUTES, ())
-    assert isinstance(quantizer, VectorQuantizer)
-    refuse_unless(
-        NAME, "vq_kwargs['kmeans_init']", vq.get("kmeans_init", True), (True,), "codes are always initialised"
-    )
-    own = {name: value for name, value in vq.items() if name != "kmeans_init"}
-    return _set_attributes(quantizer, "vq_kwargs", own, VQ_ATTRIBUTES, VQ_WITHOUT_EFFECT)
-
-
-def _set_attributes(
-    quantizer: nn.Module,
-    argument: str,
-    options: Mapping[str, Any],
-    attributes: Mapping[str, str],
-    without_effect: tuple[str, ...],
-) -> list[str]:
-    notices = []
-    for name, value in options.items():
-        if name in attributes:
-            setattr(quantizer, attributes[name], float(value))
-        elif name in without_effect:
-            notices.append(f"{argument}[{name!r}] has no effect: codes are compared by distance, without projection")
-        else:
-            known = ", ".join((*attributes, *without_effect))
-            raise UsageError(f"{NAME}: {argument}[{name!r}] is refused: quintet's quantizer has only {known}")
-    return notices

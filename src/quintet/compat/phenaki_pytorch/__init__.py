@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from quintet.compat.phenaki_pytorch.trainer import PhenakiTrainer
+from quintet.compat.phenaki_pytorch.cvivit import CViViT
+from quintet.compat.phenaki_pytorch.maskgit import MaskGit, TokenCritic
+from quintet.compat.phenaki_pytorch.phenaki import Phenaki, make_video
+from quintet.compat.phenaki_pytorch.trainer import CViViTTrainer, PhenakiTrainer
 
-__all__ = ["PhenakiTrainer"]
+__all__ = ["CViViT", "CViViTTrainer", "MaskGit", "Phenaki", "PhenakiTrainer", "TokenCritic", "make_video"]

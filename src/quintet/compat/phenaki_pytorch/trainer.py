@@ -1,4 +1,4 @@
-"""Trainer of phenaki-pytorch."""
+"""Trainers of phenaki-pytorch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from quintet.compat.items import (
     is_texts,
     loader_of,
 )
+from quintet.compat.phenaki_pytorch.phenaki import Phenaki
+from quintet.compat.tokenizer_trainer import TokenizerTrainer
 from quintet.compat.trainer import CompatTrainer, LogFunction
 from quintet.errors import UsageError
+from quintet.families.cvivit.trainer import CViViTTrainer as OwnCViViTTrainer
 from quintet.families.phenaki.trainer import PhenakiTrainer as OwnPhenakiTrainer
 from quintet.training.trainer import Logs
 
@@ -32,6 +35,12 @@ FIELDS = {
     "text_embeds": is_floats(3),
 }
 """The fields of a batch, by the values that they accept."""
+
+
+class CViViTTrainer(TokenizerTrainer):
+    """Trains a `CViViT` on a folder of videos or images, with the arguments of the original."""
+
+    own_class = OwnCViViTTrainer
 
 
 class PhenakiTrainer(CompatTrainer):
@@ -49,6 +58,8 @@ class PhenakiTrainer(CompatTrainer):
             if unknown or len(set(names)) != len(names):
                 raise UsageError(f"PhenakiTrainer: dataset_fields are different names of {', '.join(FIELDS)}")
             arguments["data"] = NamedItems(arguments.get("data"), names)
+        if isinstance(model, Phenaki):
+            model.set_num_frames(keys.get("data.frames", self._default("num_frames")))
 
     def logs(self, logs: Logs) -> float:
         """The sum of the losses of generator and critic."""
@@ -98,16 +109,30 @@ class PhenakiTrainer(CompatTrainer):
         return self.unwrapped_model
 
     @property
+    def train_num_steps(self) -> int:
+        return self.num_train_steps
+
+    @property
+    def sample_num_frames(self) -> int:
+        config: Any = self.own.config
+        return int(config.sample.frames or config.data.frames)
+
+    @property
     def opt(self) -> torch.optim.Optimizer:
         return self.optimizer_of()
 
     @property
     def unconditional(self) -> bool:
-        return not bool(self.own.config.model.conditional)
+        model: Any = self.own.config.model
+        return bool(model.text == "none")
 
     @property
     def image_size(self) -> Any:
         return self.own.task.frozen["tokenizer"].model.config.image_size
+
+    @property
+    def ds(self) -> Any:
+        return super().ds if self.dataset is None else self.dataset
 
     @property
     def dl(self) -> Iterator[Any]:

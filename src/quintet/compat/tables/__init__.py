@@ -72,15 +72,7 @@ SOUNDSTORM: tuple[Rule, ...] = (
     shared.CLEAR,
 )
 
-VQGAN: tuple[Rule, ...] = (
-    shared.model("vae", "VQGanVAE"),
-    to_argument("folder", REQUIRED, "data", "Folder of images."),
-    shared.steps("num_train_steps", REQUIRED),
-    shared.batch_size(),
-    to_argument("image_size", REQUIRED, "image_size", "Must equal `model.image_size` of the model."),
-    shared.rate("lr", 3e-4),
-    shared.accumulation(1),
-    shared.clip(None, "Maximum gradient norm; also of the discriminator, unless `discr_max_grad_norm` is given."),
+GAN_TOKENIZER: tuple[Rule, ...] = (
     to_key(
         "discr_max_grad_norm",
         None,
@@ -112,6 +104,39 @@ VQGAN: tuple[Rule, ...] = (
         "Number of steps between two gradient penalties; the original applied it in every step.",
     ),
     to_parts("accelerate_kwargs", shared.ENGINE_PARTS),
+)
+"""The last keywords of both trainers of tokenizers."""
+
+VQGAN: tuple[Rule, ...] = (
+    shared.model("vae", "VQGanVAE"),
+    to_argument("folder", REQUIRED, "data", "Folder of images."),
+    shared.steps("num_train_steps", REQUIRED),
+    shared.batch_size(),
+    to_argument("image_size", REQUIRED, "image_size", "Must equal `model.image_size` of the model."),
+    shared.rate("lr", 3e-4),
+    shared.accumulation(1),
+    shared.clip(None, "Maximum gradient norm; also of the discriminator, unless `discr_max_grad_norm` is given."),
+    *GAN_TOKENIZER,
+)
+
+CVIVIT: tuple[Rule, ...] = (
+    shared.model("vae", "CViViT"),
+    shared.steps("num_train_steps", REQUIRED),
+    shared.batch_size(),
+    to_argument("folder", REQUIRED, "data", "Folder of videos or images."),
+    to_key("train_on_images", False, "data.frames", FLAG, "Train on one frame of each video.", if_true(1)),
+    to_key(
+        "num_frames",
+        17,
+        "data.frames",
+        kinds.FRAMES,
+        "Number of frames of a training clip; an image is a clip of one frame.",
+    ),
+    shared.rate("lr", 3e-4),
+    shared.accumulation(1),
+    shared.weight_decay("wd", 0.0),
+    shared.clip(0.5, "Maximum gradient norm; also of the discriminator, unless `discr_max_grad_norm` is given."),
+    *GAN_TOKENIZER,
 )
 
 PHENAKI: tuple[Rule, ...] = (
@@ -270,6 +295,14 @@ VQGAN_ALWAYS = (
     Implied("data.flip", True, "Half of the training images are flipped."),
     Implied("data.truncated", "use", "Truncated files are used as far as they go."),
 )
+CVIVIT_ALWAYS = (
+    *shared.ALWAYS,
+    shared.NO_WORKERS,
+    shared.ADAMW,
+    shared.implied_betas(0.9, 0.99),
+    shared.CONSTANT,
+    shared.NO_WARMUP,
+)
 WITHOUT_VALIDATION = "All items train, and without a validation set there is no validation."
 PHENAKI_ALWAYS = (
     *shared.ALWAYS,
@@ -309,6 +342,7 @@ TRAINERS: Mapping[str, OriginalTrainer] = {
             "SoundStormTrainer", "soundstorm", "soundstorm-pytorch", "0.6.1", 1, SOUNDSTORM, SOUNDSTORM_ALWAYS
         ),
         OriginalTrainer("VQGanVAETrainer", "vqgan", "muse-maskgit-pytorch", "0.3.5", 1, VQGAN, VQGAN_ALWAYS),
+        OriginalTrainer("CViViTTrainer", "cvivit", "phenaki-pytorch", "0.5.0", 1, CVIVIT, CVIVIT_ALWAYS),
         OriginalTrainer("PhenakiTrainer", "phenaki", "phenaki-pytorch", "0.5.0", 1, PHENAKI, PHENAKI_ALWAYS),
         OriginalTrainer(
             "MeshAutoencoderTrainer",

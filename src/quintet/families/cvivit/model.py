@@ -78,7 +78,7 @@ class CViViT(Pretrained, nn.Module):
         """
         latents = self.latents(videos)
         quantized = self.quantizer(latents.flatten(1, 2), self._code_mask(mask), return_candidates)
-        reconstructed = self._pixels(quantized.vectors.view_as(latents))
+        reconstructed = self.decode_vectors(quantized.vectors.view_as(latents))
         codes = self._on_grid(quantized.codes, latents.shape[1])
         return Reconstruction(reconstructed, codes, quantized.loss, quantized.statistics)
 
@@ -95,7 +95,7 @@ class CViViT(Pretrained, nn.Module):
             expected = ", ".join(map(str, ("batch", "latent frames", *self.config.grid, *levels)))
             raise UsageError(f"codes have shape {tuple(codes.shape)}, but this tokenizer expects ({expected})")
         vectors = self.quantizer.codes_to_vectors(codes.flatten(1, 3))
-        return self._pixels(rearrange(vectors, "b (k n) d -> b k n d", k=codes.shape[1])).clamp(0, 1)
+        return self.decode_vectors(rearrange(vectors, "b (k n) d -> b k n d", k=codes.shape[1])).clamp(0, 1)
 
     def latents(self, videos: Tensor) -> Tensor:
         """Encoder outputs (batch, latent frames, positions, dim)."""
@@ -135,8 +135,8 @@ class CViViT(Pretrained, nn.Module):
         first, tubes = self.patches(videos)
         return torch.cat([self.first_in(first), self.tubes_in(tubes)], dim=1)
 
-    def _pixels(self, vectors: Tensor) -> Tensor:
-        """Videos of vectors (batch, latent frames, positions, dim)."""
+    def decode_vectors(self, vectors: Tensor) -> Tensor:
+        """Videos, not clamped, of quantized vectors (batch, latent frames, positions, dim)."""
         tokens = _over_space(self.decode_space, _along_time(self.decode_time, vectors))
         if self.config.shortcut:
             tokens = vectors + self.improve_out(tokens)

@@ -68,8 +68,8 @@ class PhenakiSampleConfig(MaskGitSampleConfig):
     )
     texts: tuple[str, ...] | str | None = Field(
         None,
-        description="Prompts of the samples during training: a list, or a file with one prompt per line; "
-        "null: captions of validation clips.",
+        description="Prompts of the samples during training: a list, or a file with one prompt per line; they are "
+        "repeated up to sample.num videos; null: captions of validation clips.",
     )
 
     @field_validator("texts")

@@ -50,6 +50,8 @@ class Phenaki(nn.Module):
         self.maskgit = maskgit
         self.cvivit = cvivit
         self.critic = critic
+        self.given_settings = settings
+        """The settings that were passed; a trainer writes them to the keys `sample.*` of its run."""
         self.settings = settings or Sampling(guidance_scale=3.0)
         self.overlap = overlap
         self.frame_autoregressive = frame_autoregressive
@@ -285,6 +287,8 @@ class Phenaki(nn.Module):
         if len(frames) not in (1, count):
             raise UsageError(f"prime_frames hold {len(frames)} clips for {count} videos; expected 1 or {count}")
         dtype = next(self.cvivit.parameters()).dtype
+        if frames.dtype == torch.uint8:
+            frames = frames.to(dtype) / 255
         return frames.to(self.device, dtype).expand(count, -1, -1, -1, -1)
 
     @property

@@ -122,9 +122,10 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         pipeline: PhenakiPipeline = self.pipeline(modules)
         texts = self.config.sample.texts
         if texts is not None:
-            rng = ItemRNG(self.config.train.seed, [0] * len(texts), range(len(texts)))
-            videos = pipeline.generate(texts, rng, frames=self.config.sample.frames)
-            return pipeline.video_files(list(videos), list(texts), {})
+            repeated = [texts[number % len(texts)] for number in range(max(self.config.sample.num, len(texts)))]
+            rng = ItemRNG(self.config.train.seed, [0] * len(repeated), range(len(repeated)))
+            videos = pipeline.generate(repeated, rng, frames=self.config.sample.frames)
+            return pipeline.video_files(list(videos), repeated, {})
         captions, reconstructed = list(batch["texts"]), self._decode(batch["codes"])
         generated = self._generated(modules, batch)
         strips = [filmstrip(video.cpu()) for pair in zip(reconstructed, generated, strict=True) for video in pair]

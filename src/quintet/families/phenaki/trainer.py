@@ -17,6 +17,7 @@ from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.task import PhenakiTask
 from quintet.nn.maskgit import MaskGit
 from quintet.pipelines.base import Pipeline, PipelineLike
+from quintet.sampling.masked import keys_from_settings
 from quintet.training.options import TrainerOptions
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.task import Task
@@ -60,6 +61,7 @@ class PhenakiTrainer(PythonTrainer):
         if not isinstance(model, Phenaki):
             return {}
         keys = {
+            **({} if model.given_settings is None else keys_from_settings(model.given_settings, model.maskgit.mask_id)),
             "loss.critic": True if model.critic is not None else None,
             "loss.frame_autoregressive": True if model.frame_autoregressive else None,
             "sample.overlap": model.overlap,
