@@ -13,13 +13,14 @@ from torch import Tensor
 from quintet.compat.meshgpt_pytorch.autoencoder import MAX_FACES, MeshAutoencoder
 from quintet.compat.meshgpt_pytorch.folder import Rebuildable, plain
 from quintet.compat.meshgpt_pytorch.text import TEXT_DIM, FrozenWords, as_projection, embedding_mask, text_key
-from quintet.compat.model import ForwardPass, TrainingParts, notify, refuse_unless
+from quintet.compat.model import TrainingParts, notify, refuse_unless
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.model import MeshTransformer as OwnMeshTransformer
 from quintet.families.mesh_transformer.task import MeshTransformerTask
 from quintet.nn.conditioning import FrozenText, PrecomputedText
 from quintet.sampling.autoregressive import Sampling
+from quintet.training.objective import ForwardPass
 
 NAME = "MeshTransformer"
 ATTENTION_DEFAULTS = {
