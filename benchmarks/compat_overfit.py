@@ -23,7 +23,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from quintet import MuseTrainer
-from quintet.compat import CompatibilityNotice, muse_maskgit_pytorch, phenaki_pytorch
+from quintet.compat import (
+    CompatibilityNotice,
+    meshgpt_pytorch,
+    muse_maskgit_pytorch,
+    musiclm_pytorch,
+    phenaki_pytorch,
+    soundstorm_pytorch,
+)
+from quintet.media.mesh import Mesh, canonical
 
 
 @dataclass(frozen=True)
@@ -232,11 +240,150 @@ def tiny_maskgit() -> Any:
     return muse_maskgit_pytorch.MaskGit(image_size=16, transformer=transformer, vae=tiny_vae())
 
 
+# --- audio and meshes ---------------------------------------------------------------------------------------------
+
+CONSTANT = {"optim.schedule": "constant", "optim.warmup_steps": 0}
+
+
+class Items(list[Any]):
+    """A data set of the values of a list."""
+
+
+def mulan(steps: int) -> Overfit:
+    tones = torch.stack([torch.sin(torch.arange(2048) * 0.05 * (number + 1)) for number in range(ITEMS)])
+    texts = torch.randint(1, 300, (ITEMS, 8), generator=torch.Generator().manual_seed(0))
+
+    def train(model: Any, folder: str) -> None:
+        musiclm_pytorch.MuLaNTrainer(
+            model,
+            Items(zip(tones, texts, strict=True)),
+            num_train_steps=steps,
+            batch_size=ITEMS,
+            lr=1e-3,
+            max_grad_norm=None,
+            valid_frac=0.0,
+            results_folder=f"{folder}/results",
+            config={**QUIET, "optim.name": "adam"},
+        ).train()
+
+    return compare(tiny_mulan, lambda model: model(tones, texts), adam(1e-3, 0.9, 0.99), train, steps)
+
+
+def tiny_mulan() -> Any:
+    sizes: dict[str, Any] = {"dim": 32, "depth": 2, "heads": 2, "dim_head": 16}
+    plain: dict[str, Any] = {"spec_aug_freq_mask": 0, "spec_aug_time_mask": 0, "patch_dropout_prob": 0.0}
+    return musiclm_pytorch.MuLaN(
+        musiclm_pytorch.AudioSpectrogramTransformer(**sizes, **plain, max_seconds=1.0),
+        musiclm_pytorch.TextTransformer(**sizes, num_tokens=300),
+        decoupled_contrastive_learning=False,
+    )
+
+
+def soundstorm(steps: int) -> Overfit:
+    codes = torch.randint(0, 64, (ITEMS, 16, 2), generator=torch.Generator().manual_seed(0))
+
+    def train(model: Any, folder: str) -> None:
+        soundstorm_pytorch.SoundStormTrainer(
+            model,
+            dataset=Items({"acoustic_token_ids": each} for each in codes),
+            num_train_steps=steps,
+            num_warmup_steps=0,
+            batch_size=ITEMS,
+            lr=2e-3,
+            max_grad_norm=None,
+            valid_frac=0.0,
+            results_folder=f"{folder}/results",
+            config={**QUIET, **CONSTANT, "optim.name": "adam"},
+        ).train()
+
+    return compare(tiny_soundstorm, lambda model: model(codes)[0], adam(2e-3, 0.9, 0.99), train, steps)
+
+
+def tiny_soundstorm() -> Any:
+    conformer = {"dim": 64, "depth": 2, "heads": 2, "dim_head": 32, "conv_kernel_size": 5}
+    wrapper = soundstorm_pytorch.ConformerWrapper(codebook_size=64, num_quantizers=2, conformer=conformer)
+    return soundstorm_pytorch.SoundStorm(wrapper)
+
+
+def boxes() -> tuple[Tensor, Tensor]:
+    """Eight boxes in canonical order, as quintet's trainers read them: vertices (8, 8, 3) and faces (8, 12, 3)."""
+    corners = np.array([[x, y, z] for z in (-1, 1) for y in (-1, 1) for x in (-1, 1)], np.float64)
+    quads = np.array([[0, 2, 3, 1], [4, 5, 7, 6], [0, 1, 5, 4], [2, 6, 7, 3], [0, 4, 6, 2], [1, 3, 7, 5]])
+    triangles = np.concatenate([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]])
+    sizes = [(0.9, 0.1 + 0.1 * number, 0.9 - 0.1 * number) for number in range(ITEMS)]
+    meshes = [canonical(Mesh(corners * size, triangles), 64) for size in sizes]
+    vertices = torch.from_numpy(np.stack([mesh.vertices for mesh in meshes])).float()
+    return vertices, torch.from_numpy(np.stack([mesh.faces for mesh in meshes]))
+
+
+def mesh_autoencoder(steps: int) -> Overfit:
+    vertices, faces = boxes()
+
+    def train(model: Any, folder: str) -> None:
+        meshgpt_pytorch.MeshAutoencoderTrainer(
+            model,
+            Items(zip(vertices, faces, strict=True)),
+            num_train_steps=steps,
+            batch_size=ITEMS,
+            grad_accum_every=1,
+            learning_rate=2e-3,
+            warmup_steps=0,
+            checkpoint_folder=f"{folder}/results",
+            config={**QUIET, **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
+        ).train()
+
+    def loss(model: Any) -> Tensor:
+        value: Tensor = model(vertices=vertices, faces=faces)
+        return value
+
+    return compare(tiny_autoencoder, loss, adam(2e-3, 0.9, 0.99), train, steps)
+
+
+def tiny_autoencoder() -> Any:
+    embeddings = {f"dim_{name}_embed": 16 for name in ("coor", "area", "normal", "angle")}
+    dims: dict[str, Any] = {"encoder_dims_through_depth": (32, 64), "decoder_dims_through_depth": (64, 64)}
+    return meshgpt_pytorch.MeshAutoencoder(64, **embeddings, **dims, dim_codebook=32, codebook_size=1024)
+
+
+def mesh_transformer(steps: int) -> Overfit:
+    vertices, faces = boxes()
+
+    def train(model: Any, folder: str) -> None:
+        meshgpt_pytorch.MeshTransformerTrainer(
+            model,
+            Items(zip(vertices, faces, TEXTS, strict=True)),
+            num_train_steps=steps,
+            batch_size=ITEMS,
+            grad_accum_every=1,
+            learning_rate=1e-3,
+            max_grad_norm=None,
+            warmup_steps=0,
+            data_kwargs=["vertices", "faces", "texts"],
+            checkpoint_folder=f"{folder}/results",
+            config={**QUIET, **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
+        ).train()
+
+    def loss(model: Any) -> Tensor:
+        value: Tensor = model(vertices=vertices, faces=faces, texts=TEXTS)
+        return value
+
+    return compare(tiny_transformer, loss, adam(1e-3, 0.9, 0.99), train, steps)
+
+
+def tiny_transformer() -> Any:
+    sizes: dict[str, Any] = {"dim": 64, "max_seq_len": 96, "attn_depth": 2, "attn_heads": 2, "fine_attn_depth": 1}
+    return meshgpt_pytorch.MeshTransformer(tiny_autoencoder(), **sizes, condition_on_text=True)
+
+
 TRAINERS: dict[str, Callable[[int], Overfit]] = {
     "VQGanVAETrainer": vqgan,
     "CViViTTrainer": cvivit,
     "PhenakiTrainer": phenaki,
     "MaskGit": maskgit,
+    "MuLaNTrainer": mulan,
+    "SoundStormTrainer": soundstorm,
+    "MeshAutoencoderTrainer": mesh_autoencoder,
+    "MeshTransformerTrainer": mesh_transformer,
 }
 
 

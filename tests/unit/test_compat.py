@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import subprocess
 import sys
 import types
@@ -19,7 +18,7 @@ from torch.optim.lr_scheduler import StepLR
 import quintet
 from quintet import compat, registry
 from quintet.compat import CompatibilityNotice, announce, translate
-from quintet.compat.migration_page import METHODS, page
+from quintet.compat.migration_page import page
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
 from quintet.compat.tables.shared import OWN, PARTS
@@ -500,15 +499,6 @@ def test_the_page_names_every_trainer_keyword_and_file() -> None:
         assert all(f"| `{rule.keyword}` |" in section for rule in trainer.rules)
     for name in ("VQGanVAE", "MuLaN", "SoundStorm", "Phenaki", "CViViT", "MeshAutoencoder", "MeshTransformer"):
         assert f"`{name}`" in text.split("## Old weights")[1]
-
-
-def test_methods_with_the_same_names_exist() -> None:
-    from quintet.training.python_trainer import PythonTrainer
-
-    same = {name for _, ours, _ in METHODS for name in re.findall(r"`(\w+)(?:\(.*?\))?`", ours)}
-    same -= {"trainer", "generate", "encode", "engine", "lr_schedule"}
-    assert same >= {"train", "train_step", "save", "load", "print", "log", "wait", "device", "is_main", "step"}
-    assert [name for name in sorted(same) if not hasattr(PythonTrainer, name)] == []
 
 
 def test_the_module_prints_the_page_without_torch() -> None:

@@ -1,87 +1,90 @@
-"""The page `docs/migration.md` about moving from the original packages, generated from the tables of their keywords."""
+"""The page `docs/migration.md` about moving from the original packages, generated from the tables of this package."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
-from quintet.compat.tables.shared import OWN, PARTS
+from quintet.compat.tables.members import Member, by_use
+from quintet.compat.tables.shared import NEVER, OWN, PARTS
 from quintet.compat.usages import Record, records_of_package
 
 INTRODUCTION = """\
 # Moving to quintet
 
-This page is for users of muse-maskgit-pytorch, musiclm-pytorch, soundstorm-pytorch, phenaki-pytorch and
-meshgpt-pytorch. quintet has their seven trainers under the same names, with its own keywords.
-`quintet.compat` has one module for each original package, whose trainers accept all original keywords.
-Each keyword becomes a key or an argument of quintet, or is refused with the reason.
-One warning (`CompatibilityNotice`) lists the translated keywords.
-First change the import; after you rename the keywords, you can import from `quintet` itself.
+This page is for users of musiclm-pytorch, soundstorm-pytorch, muse-maskgit-pytorch, phenaki-pytorch and
+meshgpt-pytorch. Only the import line of a script changes:
 
 ```python
-# muse-maskgit-pytorch
-from muse_maskgit_pytorch import VQGanVAETrainer
-VQGanVAETrainer(vae, folder="photos", image_size=128, num_train_steps=10_000, batch_size=4, grad_accum_every=4,
-                results_folder="results").train()
-# quintet, the same call
-from quintet.compat.muse_maskgit_pytorch import VQGanVAETrainer
-VQGanVAETrainer(vae, folder="photos", image_size=128, num_train_steps=10_000, batch_size=4, grad_accum_every=4,
-                results_folder="results").train()
-# quintet, its own keywords
+from muse_maskgit_pytorch import VQGanVAE, VQGanVAETrainer                  # before
+from quintet.compat.muse_maskgit_pytorch import VQGanVAE, VQGanVAETrainer   # after
+```
+
+`quintet.compat` has one package for each original, with its public names. Models have the original
+constructors, calls and losses, and trainers the original keywords, defaults, methods and attributes;
+both are made of quintet's own models and training loop. What differs is listed here. A keyword that
+becomes a key of quintet, and everything that has no effect, is also named in one warning
+(`CompatibilityNotice`) at the line of the call. What is impossible is refused in one sentence.
+
+- [What changes](#what-changes-in-the-results) in the results
+- [Usages](#usages), executed, for each package
+- [Methods and attributes](#methods-and-attributes) of the trainers, executed
+- [Keywords](#keywords) of the trainers, and their defaults
+- [File names](#file-names) and [old weights](#old-weights)
+
+When a script works, you can move on to quintet's own names:
+
+```python
 from quintet import VQGanVAETrainer
 VQGanVAETrainer(vae, data="photos", steps=10_000, batch_size=16, grad_accum_steps=4, out="results").train()
 ```
 
-This page is generated from the tables of `quintet.compat` (`python -m quintet.compat > docs/migration.md`).
-Keywords that you leave out have quintet's defaults, not the original ones; `quintet config RECIPE` shows them all.
-Two keywords that set the same key to different values are an error, and so is an invalid value.
-Both are reported before anything is written.
+This page is generated: `make migration` executes the usages and writes it.
 """
 
 CHANGES = """\
 ## What changes in the results
 
-- **The batch size is that of one optimizer step**, over all processes and micro-batches. In the
-  originals it is that of one micro-batch in one process. If `grad_accum_every` is given,
-  `quintet.compat` multiplies the batch size by it. It does not know the number of processes:
-  multiply by that yourself, unless you used `split_batches=True`.
+- **A trainer writes a run folder**, `<recipe>-<n>` in its results folder: checkpoints, logs, samples
+  and configuration. A second training makes a new one; nothing is ever deleted, and there are no
+  questions on the terminal. `resume=True` continues the newest one.
+- **Checkpoints are folders, not pickles.** `save("vae.pt")` writes a folder with this name, and
+  `load` reads it. Periodic checkpoints have their original names as links into the run folder. A
+  file is never opened by `load`, nor replaced by `save`.
+- **Loading and resuming are exact**: optimizer state by parameter name, step, order of the data and
+  all random numbers. `load(path, restore_optimizer=False)` takes the weights alone, and the step
+  restarts at 0. Step 0 is not saved; the last step always is.
+- **Random numbers come from torch's global generator** when a model or a trainer is built, so that
+  `torch.manual_seed` makes a script reproducible.
 - **The learning rate is a function of the step.** The schedulers of the originals advanced once per
-  process and step, their warm-up did not reach the peak, and only SoundStorm had a cosine schedule
-  by default. quintet's default is a cosine schedule. For a constant rate:
-  `config={"optim.schedule": "constant"}`.
-- **The decay of the exponential moving average is used**, with a short ramp at the start.
-  `VQGanVAETrainer` ignored `ema_beta`; `PhenakiTrainer` and `MeshTransformerTrainer` ignored all
-  settings of the average.
+  process and step, and their warm-up did not reach the peak. SoundStorm's cosine ends at the last
+  step; in the original, it did not count the warm-up.
+- **The batch size** is that of one process and one micro-batch, as in the originals; the run records
+  the total.
+- **The decay of the moving average is used**, with a short ramp at the start. `VQGanVAETrainer`
+  ignored `ema_beta`, and `PhenakiTrainer` had no average, only its keywords.
 - **The interval of the gradient penalty is used.** `VQGanVAETrainer` ignored it and penalized every
   step of the discriminator.
-- **The discriminator starts late** (`loss.discriminator_start`, `loss.discriminator_ramp`) and sees
-  the same batch as the generator; the original used another one. There is no perceptual loss unless
-  `loss.perceptual_weights` names a file: nothing is downloaded.
+- **The discriminator sees the same batch as the generator**; the original used another one. There is
+  no perceptual loss unless a file of weights is given: nothing is downloaded.
 - **Gradient clipping uses the norm of one phase**, not of both networks of a GAN, and not of each
   parameter group.
 - **Validation uses the same `eval.batches` batches each time**, without augmentation, on all
-  processes, and leaves the model in training mode. It does not affect the training.
-- **Some items are always held out**, also where Phenaki and the mesh trainers used all items for
-  training because there was no validation set. `data.validation_fraction=0` trains and validates on
-  all items.
+  processes, and leaves the model in training mode. There is one after the last step, also where the
+  original has none.
 - **Frozen models stay frozen**: the tokenizer of a generator and the network of the perceptual loss
   are not trained.
-- **Step 0 is not saved; the last step always is.** The newest `checkpoint.keep` checkpoints and the
-  best one remain; the originals kept all checkpoints.
-- **Resuming is exact**: optimizer state by parameter name, step, order of the data and all random
-  numbers.
-- **An existing run is never cleared, and there are no prompts on the terminal.** `resume=True`
-  continues a run.
-- **A file that cannot be read is replaced by another one and recorded in `data.json`.**
-  `data.truncated=use` accepts truncated images, as `VQGanVAETrainer` did. A batch larger than the
-  dataset is an error instead of an endless loop.
+- **Gradients that a model comes with are cleared**; the originals added them to those of the first
+  step.
+- **A file that cannot be read is replaced by another one and recorded in `data.json`.** A batch
+  larger than the dataset is an error instead of an endless loop.
 - **Audio clips of different lengths are padded, and the padding is masked.** `MuLaNTrainer`
-  truncated a batch to its shortest clip. Clips longer than `data.seconds` are cropped at a random
-  position for each item and epoch.
-- **Phenaki drops texts and trains its critic.** The original never dropped texts, so that
-  classifier-free guidance had no unconditional model, and never trained the critic; it masked
-  padding as often as codes.
+  truncated a batch to its shortest clip. Clips longer than `data_max_length` are cropped at a random
+  position for each item and epoch; the original used the start.
+- **Phenaki trains its critic and masks no padding**; the original never trained the critic, and
+  masked padding as often as codes. It reads data in two processes, the original in one per core.
 - **Mixed precision is bf16**; fp16 is not supported.
 """
 
@@ -105,44 +108,11 @@ USAGES = """\
 Each row was executed with only the import changed (`make migration`), and a test executes all of them.
 """
 
-METHODS: tuple[tuple[str, str, str], ...] = (
-    (
-        "`train(log_fn)`",
-        "`train(log_fn)`",
-        "`log_fn` gets the metrics of each step, and the grids of a step with samples.",
-    ),
-    ("`train(only_train_generator, only_train_critic)`", "`loss.train_only`", "A key of the run."),
-    ("`trainer()`", "`trainer()`", "The same as `train()`."),
-    ("`train_step()`", "`train_step()`", "Returns a dictionary of loss parts in every trainer, still on the device."),
-    (
-        "`save(path)`, `save(milestone)`, `save(overwrite=)`",
-        "`save()`",
-        "Writes to `checkpoints/` of the run, by step.",
-    ),
-    ("`load(path)`, `load(milestone)`", "`load(folder)`", "A checkpoint folder of quintet."),
-    ("`load(path, restore_optimizer=False)`", "`load(folder, restore_optimizer=False)`", "Loads only the weights."),
-    ("`print(msg)`", "`print(text)`", "Prints once, on the console and in `log.txt`."),
-    ("`log(**values)`", "`log(**metrics)`", "Writes a row to `metrics.jsonl` and to every tracker."),
-    ("`wait()`", "`wait()`", "Waits for the other processes."),
-    ("`device`, `is_main`, `is_local_main`", "`device`, `is_main`, `is_local_main`", "The same."),
-    ("`is_distributed`", "`is_distributed`", "The same."),
-    ("`steps`, `step`", "`step`", "An integer: number of finished steps."),
-    ("`unwrapped_model`", "`unwrapped_model`", "In every trainer; `task.modules` has all modules by name."),
-    (
-        "`ema_vae`, `ema_model`, `ema_tokenizer`",
-        "`ema_model`",
-        "The averaged model; the live model if there is no average.",
-    ),
-    ("`warmup(step)`", "`lr_schedule(step)`", "The learning rate of any step, not only of the warm-up."),
-    ("`generate(…)`", "the model's `generate`", "Or `quintet sample RUN`."),
-    ("`tokenize(…)`", "the tokenizer's `encode`", "Or `quintet encode RUN DATA`."),
-    (
-        "`wandb_tracking(project, run)`",
-        "`log.trackers`, `log.project`, `log.name`",
-        "Keys instead of a context manager.",
-    ),
-    ("`accelerator`", "`engine`", "`torchrun` and `accelerate launch` both start quintet."),
-)
+MEMBERS_HEAD = """\
+A test executes each row. Everything else that quintet's own trainer has, such as `evaluate()`, is also an
+attribute; the own trainer itself is `trainer.own`. An attribute that is a keyword cannot be changed after
+the trainer was built.
+"""
 
 FILES: tuple[tuple[str, str], ...] = (
     ("`mulan.N.pt`, `soundstorm.N.pt`, `vae.N.pt`", "`checkpoints/step-N/<module>.safetensors`"),
@@ -180,8 +150,11 @@ def page() -> str:
             "## Usages\n",
             USAGES,
             *(_usages_section(package) for package in dict.fromkeys(each.package for each in TRAINERS.values())),
+            "## Methods and attributes\n",
+            MEMBERS_HEAD,
+            _table(("use", "trainers", "outcome"), (_member_row(*row) for row in by_use().items())),
             "## Keywords\n",
-            "Every trainer has quintet's own keywords:\n",
+            "A keyword that is left out has its original default. Every trainer also has quintet's own keywords:\n",
             _table(
                 ("keyword", "sets", "meaning"),
                 ((f"`{rule.keyword}`", _target(rule), rule.explanation) for rule in OWN),
@@ -189,11 +162,10 @@ def page() -> str:
             *(_trainer_section(trainer) for trainer in TRAINERS.values()),
             "### Entries of dictionaries\n",
             *(f"`{name}`:\n\n{_rules_table(rules)}" for name, rules in PARTS.items()),
-            "## Methods and attributes\n",
-            _table(("original", "quintet", "note"), METHODS),
             "## File names\n",
             "N is the step; K is the step divided by the interval. The files of quintet are in the run folder;\n"
-            "its step numbers have eight digits.\n",
+            "its step numbers have eight digits. Checkpoints at the interval also have their original name, as a link\n"
+            "in the results folder, which `load` of trainers and models takes.\n",
             _table(("original", "quintet"), FILES),
             OLD_WEIGHTS_HEAD,
             _table(("class", "why its weights are incompatible"), OLD_WEIGHTS.items()),
@@ -211,10 +183,20 @@ def _outcome(record: Record) -> str:
     return f"refused: {record.refusal}" if record.refusal else "works unchanged"
 
 
+def _member_row(member: Member, trainers: Sequence[str]) -> tuple[str, str, str]:
+    outcome = f"refused: … {member.refused} …" if member.refused else "works"
+    if member.needs:
+        outcome += f"; needs {member.needs}"
+    shown = "all" if len(trainers) == len(TRAINERS) else ", ".join(trainers)
+    return f"`{member.use}`", shown, outcome + (f"; {member.note}" if member.note else "")
+
+
 def _trainer_section(trainer: OriginalTrainer) -> str:
     module = f"quintet.compat.{trainer.package.replace('-', '_')}"
     facts = f"From {trainer.package} {trainer.version}, in `{module}`; trains the recipe `{trainer.recipe}`."
-    return f"### {trainer.name}\n\n{facts}\n\n{_rules_table(trainer.rules)}"
+    always = ((f"`{each.key}`", _value(each.value), each.explanation) for each in trainer.implied)
+    implied = f"Without a keyword:\n\n{_table(('key', 'value', 'note'), always)}"
+    return f"### {trainer.name}\n\n{facts}\n\n{_rules_table(trainer.rules)}\n{implied}"
 
 
 def _rules_table(rules: Sequence[Rule]) -> str:
@@ -225,7 +207,13 @@ def _rules_table(rules: Sequence[Rule]) -> str:
 def _default(rule: Rule) -> str:
     if rule.default is REQUIRED:
         return "required"
-    return f"`{rule.default:.4g}`" if isinstance(rule.default, float) else f"`{rule.default!r}`"
+    return _value(rule.default)
+
+
+def _value(value: Any) -> str:
+    if value == NEVER:
+        return "no limit"
+    return f"`{value:.4g}`" if isinstance(value, float) else f"`{value!r}`"
 
 
 def _target(rule: Rule) -> str:

@@ -45,12 +45,16 @@ Begin = Callable[[Conditioning, int], Rows]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Decoding settings. `temperature` 0 is greedy; `top_k` is a number of codes, or as a float a fraction of them."""
+    """Decoding settings. `temperature` 0 is greedy; `top_k` is a number of codes, or as a float a fraction of them.
+
+    `guidance_projection` removes the part of the guidance that is parallel to the logits.
+    """
 
     temperature: float = 1.0
     top_k: int | float | None = None
     top_p: float | None = None
     guidance_scale: float = 1.0
+    guidance_projection: bool = False
 
     def __post_init__(self) -> None:
         check_not_negative(temperature=self.temperature, guidance_scale=self.guidance_scale)
@@ -120,7 +124,7 @@ def _grow(
     position, last_prompted = int(prompted.min()), int(prompted.max())
     unseen = own[:, :position]
     while True:
-        logits = _logits(rows, unseen, settings.guidance_scale)
+        logits = _logits(rows, unseen, settings)
         if legal is not None:
             logits = _restricted(logits, legal(own[:, :position]))
         chosen = choose(logits, chances[:, position], settings.temperature, settings.top_k, settings.top_p)
@@ -146,11 +150,12 @@ def _in_both(indices: Tensor, count: int, guided: bool) -> Tensor:
     return torch.cat([indices, indices + count]) if guided else indices
 
 
-def _logits(rows: Rows, unseen: Tensor, guidance_scale: float) -> Tensor:
+def _logits(rows: Rows, unseen: Tensor, settings: Sampling) -> Tensor:
     """Guided and checked logits of the next token, (batch, codes)."""
-    if guidance_scale == 1:
+    if settings.guidance_scale == 1:
         return check_logits(at_least_fp32(rows.advance(unseen)))
-    return check_logits(guide_halves(at_least_fp32(rows.advance(repeat_batch(unseen))), guidance_scale))
+    both = at_least_fp32(rows.advance(repeat_batch(unseen)))
+    return check_logits(guide_halves(both, settings.guidance_scale, settings.guidance_projection))
 
 
 def _restricted(logits: Tensor, legal: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.compat.items import NamedItems, loader_of, pad_with
+from quintet.compat.meshgpt_pytorch.transformer import MeshTransformer
 from quintet.compat.trainer import CompatTrainer, number
 from quintet.compat.views import OptimizerView, refuse_attribute
 from quintet.families.mesh_autoencoder.trainer import MeshAutoencoderTrainer as OwnMeshAutoencoderTrainer
@@ -93,6 +94,14 @@ class MeshTransformerTrainer(MeshTrainer):
 
     own_class = OwnMeshTransformerTrainer
     checkpoint_name = "mesh-transformer.ckpt.{number}.pt"
+
+    def adapt(self, model: Any, arguments: dict[str, Any], keys: dict[str, Any]) -> None:
+        super().adapt(model, arguments, keys)
+        data = arguments.get("data")
+        if isinstance(model, MeshTransformer) and isinstance(data, NamedItems) and len(data):
+            first = data[0]
+            if isinstance(first, Mapping) and "text_embeds" in first:
+                model.use_text_embeds(first["text_embeds"].shape[-1])
 
     def logs(self, logs: Logs) -> dict[str, float]:
         return {"loss": number(logs, "transformer/loss")}

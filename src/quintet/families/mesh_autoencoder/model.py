@@ -129,8 +129,16 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
                 f"the faces have {meshes.faces.shape[1]} vertices, but the model was built with "
                 f"vertices_per_face={self.vertices_per_face}"
             )
-        hidden = self.encoder(self.features(meshes.corners), meshes.edges, meshes.by_face)
-        corners = self.to_vertices(hidden).view(-1, self.config.code_dim)
+        return self.vertex_vectors(meshes, self.face_vectors(meshes))
+
+    def face_vectors(self, meshes: Meshes) -> Tensor:
+        """The vectors (faces, dim) of the faces, the output of the encoder."""
+        vectors: Tensor = self.encoder(self.features(meshes.corners), meshes.edges, meshes.by_face)
+        return vectors
+
+    def vertex_vectors(self, meshes: Meshes, faces: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors (meshes, vertices, code_dim) of the vertices of faces (faces, dim), and the valid mask."""
+        corners = self.to_vertices(faces).view(-1, self.config.code_dim)
         indices, count = meshes.faces.flatten(), len(meshes.vertices)
         means = means_at(corners, indices, count)
         mask = meshes.by_vertex.mask & meshes.by_vertex.pad(counts_at(indices, count) > 0)
@@ -193,11 +201,19 @@ class FaceDecoder(nn.Module):
             )
 
     def forward(self, corners: Tensor, by_face: Packing) -> Tensor:
+        return self.logits(self.hidden(corners, by_face))
+
+    def hidden(self, corners: Tensor, by_face: Packing) -> Tensor:
+        """The vectors (faces, dim) of the faces, after all blocks."""
         present = by_face.present
         rows = self.first(by_face.spread(corners), present)
         for block in self.blocks:
             rows = block(rows, present)
-        faces = self.attention(by_face.gather(rows), by_face)
+        faces: Tensor = self.attention(by_face.gather(rows), by_face)
+        return faces
+
+    def logits(self, faces: Tensor) -> Tensor:
+        """Logits (faces, 3 * vertices_per_face, bins) of the vectors (faces, dim) of `hidden`."""
         logits: Tensor = self.to_logits(F.silu(self.norm(faces)))
         return logits.view(len(logits), -1, self.bins)
 

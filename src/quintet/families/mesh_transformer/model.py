@@ -163,6 +163,23 @@ class MeshTransformer(Pretrained, nn.Module):
         )
         return Predicted(self.to_logits(vectors), targets[loss_mask])
 
+    def logits(self, codes: Tensor, conditioning: Conditioning) -> Tensor:
+        """Logits (batch, tokens + 1, num_codes + 1) of every next token of `codes` (batch, faces, tokens_per_face)."""
+        self._check(codes)
+        batch, faces = codes.shape[:2]
+        everywhere = torch.ones(batch, faces + 1, self.tokens_per_face, dtype=torch.bool, device=codes.device)
+        context, context_mask = self._context(conditioning)
+        vectors = self.stages(
+            self.embedding(codes.clamp(min=0)),
+            self.starts(torch.zeros(batch, dtype=torch.int64, device=codes.device)),
+            self._face_count_vectors(conditioning, batch),
+            everywhere,
+            context,
+            context_mask,
+        )
+        logits: Tensor = self.to_logits(vectors).view(batch, -1, self.end_id + 1)
+        return logits[:, : faces * self.tokens_per_face + 1]
+
     # --- generation -------------------------------------------------------------------------------------------
 
     def generate(
