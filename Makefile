@@ -4,13 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit identity faults soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser figures reference migration results clean
+.PHONY: help setup demo test lint types unit identity faults fuzz soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser figures reference migration results clean
 
 help:
 	@echo "make demo         set up, then train on synthetic images and show the result (under 10 minutes)"
 	@echo "make test         set up, then run the linter, the type checker and all tests"
 	@echo "make identity     compare the working tree with BASE=REV on this machine: all results must be byte-identical (RECIPES=\"muse …\")"
 	@echo "make faults       run the fault matrix and update docs/reliability.md (needs strace; parts: RECIPE=muse, RECIPE=any, TESTS=file)"
+	@echo "make fuzz         read mutated media and metadata files for MINUTES=10, with limits on time and memory per file"
 	@echo "make soak         train for one hour; memory and the number of open files must stay constant"
 	@echo "make scale        test many processes: all recipes with all launchers, changing world sizes, and FSDP memory"
 	@echo "make setup        only create the environment in .venv"
@@ -71,6 +72,10 @@ faults: setup
 	OMP_NUM_THREADS=1 QUINTET_FAULTS=whole QUINTET_FAULTS_RECIPE="$(RECIPE)" QUINTET_LEDGER=$(CURDIR)/faults.jsonl \
 		$(BIN)/pytest -n 2 --dist load -m fault $(or $(TESTS),tests)
 	PYTHONPATH=tests $(BIN)/python -m faults.ledger faults.jsonl benchmarks/results/faults.jsonl docs/reliability.md
+
+# Findings are written to fuzz-findings, with the seed that makes them again.
+fuzz: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python -m fuzz --minutes $(or $(MINUTES),10) --seed $(or $(SEED),0)
 
 soak: setup
 	OMP_NUM_THREADS=1 QUINTET_SOAK_MINUTES=60 QUINTET_SOAK_RECORD=$(CURDIR)/benchmarks/results/soak.json \

@@ -1,6 +1,7 @@
 """Whatever bytes a reader is given, it gives a right answer or a clear error: no other exception, no wait, no trace.
 
 Half of the inputs are noise, half are sound files that were spoilt: bits flipped, parts cut, repeated, put elsewhere.
+`make fuzz` (tests/fuzz) changes the structure of media and metadata files instead, with limits on time and memory.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from PIL import Image
 from contract.cases import Case
 from faults.conftest import Ledger
 from faults.ledger import WHOLE
+from fuzz.limits import LONGEST_REASON
 from helpers import copied, made_once, renew_sums, succeed, tree
 from quintet import codes as codes_on_disk
 from quintet import config as configs
@@ -32,8 +34,6 @@ from quintet.data.index.folder import scan
 from quintet.errors import QuintetError, UnreadableItem
 from quintet.media import image as images
 from quintet.pipelines.loading import open_pipeline
-
-LONGEST_MESSAGE = 3000
 
 Read = Callable[[bytes], object]
 
@@ -111,7 +111,7 @@ class Tried:
         if message is not None:
             assert message.strip()
             assert len(message.splitlines()) == 1, message
-            assert len(message) < LONGEST_MESSAGE
+            assert len(message) < LONGEST_REASON
         self.count += 1
 
     def _refusal(self, content: bytes) -> str | None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from fuzz.limits import SECONDS, Outcome, Read, attempt
 from fuzz.mutations import mutated
 from quintet.common.logging import say
-from quintet.media.budget import READ_BUDGET_BYTES
 
 CORPUS = Path(__file__).parent / "corpus"
 Corpus = Mapping[str, Sequence[Path]]
@@ -36,12 +35,10 @@ def case_of(files: Sequence[Path], seed: int) -> tuple[str, bytes]:
     return path.name, mutated(path.read_bytes(), [other.read_bytes() for other in files], rng)
 
 
-def try_case(
-    read: Read, name: str, content: bytes, *, seconds: float = SECONDS, memory: int = READ_BUDGET_BYTES
-) -> Outcome:
+def try_case(read: Read, name: str, content: bytes, *, seconds: float = SECONDS) -> Outcome:
     """Read a file in a folder of its own, beside an image that metadata may name."""
     with _folder_with(name, content) as path:
-        return attempt(read, path, seconds=seconds, memory=memory)
+        return attempt(read, path, seconds=seconds)
 
 
 @contextmanager
@@ -61,7 +58,14 @@ def record(out: Path, reader: str, seed: int, name: str, content: bytes, outcome
 
 
 def fuzz(
-    readers: Mapping[str, Read], corpus: Corpus, out: Path, *, minutes: float, seed: int, most: int | None = None
+    readers: Mapping[str, Read],
+    corpus: Corpus,
+    out: Path,
+    *,
+    minutes: float,
+    seed: int,
+    seconds: float = SECONDS,
+    most: int | None = None,
 ) -> tuple[Counter[str], Counter[str]]:
     """Try files until the time, or the number of files, is over. Returns the files and the findings of each reader."""
     tried: Counter[str] = Counter()
@@ -70,7 +74,7 @@ def fuzz(
     while time.monotonic() < deadline and (most is None or tried.total() < most):
         for reader, read in readers.items():
             name, content = case_of(corpus[reader], seed)
-            outcome = try_case(read, name, content)
+            outcome = try_case(read, name, content, seconds=seconds)
             tried[reader] += 1
             if outcome.finding is not None:
                 findings[reader] += 1

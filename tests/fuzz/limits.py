@@ -29,7 +29,7 @@ _ADDRESSES = 8 * 2**30
 """Address space of the process, above what it has: the machine survives a reader that allocates without end."""
 _WALL = 30
 """Multiple of `seconds` after which a process that waits, instead of computing, is ended."""
-_LONGEST_REASON = 3000
+LONGEST_REASON = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,7 @@ def _judged(report: bytes, status: int, used: float, seconds: float, memory: int
         finding = f"took {megabytes:.0f} MB"
     elif reason is not None and "not enough memory" in reason:
         finding = "asked for more memory than the machine gave it"
-    elif reason is not None and not (
-        reason.strip() and len(reason.splitlines()) == 1 and len(reason) < _LONGEST_REASON
-    ):
+    elif reason is not None and not (reason.strip() and len(reason.splitlines()) == 1 and len(reason) < LONGEST_REASON):
         finding = f"gave no one-line reason: {reason[:200]!r}"
     return Outcome(finding, reason, found["seconds"], megabytes)
 

@@ -21,7 +21,8 @@ def check_memory(needed: int, what: str) -> None:
         raise UnreadableItem(f"{what} needs {-(-needed // 2**20)} MB of memory, more than {limit} MB")
 
 
-def check_steps(steps: int, parts: str, limit: int = MAX_STEPS) -> None:
-    """Raise `UnreadableItem` if a walk has visited too many `parts` (such as "chunks") of a file."""
+def check_steps(steps: int, parts: str, limit: int | None = None) -> None:
+    """Raise `UnreadableItem` if a walk has visited more than `limit` (by default `MAX_STEPS`) parts of a file."""
+    limit = limit or MAX_STEPS
     if steps > limit:
         raise UnreadableItem(f"damaged: more than {limit} {parts}")
