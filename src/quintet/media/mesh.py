@@ -125,10 +125,8 @@ def normalise(mesh: Mesh, out: Vertices | None = None) -> Mesh:
 
 
 def _decimated(mesh: Mesh, bins: int, max_faces: int, held: int) -> Mesh:
-    try:
-        import fast_simplification
-    except ImportError:
-        raise UsageError("decimation needs fast-simplification: pip install 'quintet[mesh]'") from None
+    import fast_simplification
+
     _check_merged(len(mesh.vertices), len(mesh.faces), held, decimated=True)
     before, target = len(mesh.faces), max_faces
     # Cleaning removes faces, and the simplifier stops where it would break the shape, so try a few times.
