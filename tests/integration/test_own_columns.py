@@ -15,8 +15,18 @@ RECIPES = {"muse": "objects", "phenaki": "motion", "soundstorm": "sound", "mesh-
 """A generator of each medium, and the column that the judge of its synthetic data reads."""
 NAMES = ("class", "objects", "motion", "sound", "proportions", "dataset", "metadata", "texts", "images", "codes")
 ODD: dict[str, list[Any]] = {
-    "objects": [[{"shape": "dog", "colour": 3, "position": None, "size": []}], [{"shape": "star"}], [[]], {"a": 1}, "a"],
-    "motion": [{"shape": "dog", "colour": "plaid", "motion": "sideways"}, {"shape": [], "colour": {}, "motion": 1}, "a"],
+    "objects": [
+        [{"shape": "dog", "colour": 3, "position": None, "size": []}],
+        [{"shape": "star"}],
+        [[]],
+        {"a": 1},
+        "a",
+    ],
+    "motion": [
+        {"shape": "dog", "colour": "plaid", "motion": "sideways"},
+        {"shape": [], "colour": {}, "motion": 1},
+        "a",
+    ],
     "sound": [dict.fromkeys(("kind", "timbre", "register", "tempo", "direction", "loudness"), "odd"), [], "a"],
     "class": ["bench", "stairs", "dog", ["bench"], {"a": 1}, None, 3],
 }
@@ -57,7 +67,7 @@ def test_a_synthetic_set_with_changed_columns(recipe: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("recipe", [*RECIPES, "mulan"])
 def test_training_on_a_synthetic_set_with_own_items(recipe: str, tmp_path: Path) -> None:
     def change(number: int, row: dict[str, Any]) -> dict[str, Any]:
-        return dict.fromkeys(NAMES, ["mine"]) if number % 2 else {}
+        return {name: ["mine"] for name in NAMES} if number % 2 else {}
 
     data = with_columns(copied(GOLDEN / f"{recipe}-format-1" / "data", tmp_path / "data"), change)
     words = ("train.steps=1", "eval.every=1", "sample.every=1")

@@ -78,6 +78,11 @@ def read_mesh(
     return _mesh_of(read_soup(media_ref(path), corners), bins, max_faces, decimate)
 
 
+def count_faces(path: MediaFile, *, bins: int = BINS, corners: int = 3) -> int:
+    """The number of faces of a file after cleaning, before any decimation."""
+    return len(_mesh_of(read_soup(media_ref(path), corners), bins, None, decimate=False).faces)
+
+
 def probe_mesh(path: MediaFile, *, bins: int = BINS) -> MeshFacts:
     """Properties of a file, after reading it as training does."""
     soup = read_soup(media_ref(path))

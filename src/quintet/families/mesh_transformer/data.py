@@ -14,7 +14,7 @@ from quintet.common.batch import collate as collate_equal
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
-from quintet.data.mesh import mesh_folder_splits
+from quintet.data.mesh import mesh_folder_splits, say_large_meshes
 from quintet.data.splits import Splits
 from quintet.data.token_cache import TokenDataset
 from quintet.data.tokenized import tokenized_splits
@@ -84,6 +84,7 @@ def token_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> Sp
         memory_megabytes=data.memory_megabytes,
         corners=tokenizer.model.vertices_per_face,
     )
+    say_large_meshes(media)
     return encode_splits(config, tokenizer, media)
 
 
