@@ -180,15 +180,20 @@ def test_meshes_with_too_many_faces_are_skipped_or_decimated(folder: Path, tmp_p
     skipping, reducing = tmp_path / "skipping", tmp_path / "reducing"
 
     checked = succeed("data", "check", folder).output
-    succeed("train", "mesh-autoencoder", folder, "--out", skipping, *BRIEF)
-    succeed("train", "mesh-autoencoder", folder, "--out", reducing, *BRIEF, "data.decimate=true")
+    skips = succeed("train", "mesh-autoencoder", folder, "--out", skipping, *BRIEF, "data.decimate=false").errors
+    reduces = succeed("train", "mesh-autoencoder", folder, "--out", reducing, *BRIEF).errors
 
-    assert f"{len(balls)} meshes have more than 800 faces (data.max_faces; data.decimate=true reduces them)" in checked
+    many = "have more than data.max_faces=800 faces and are"
+    assert f"{len(balls)} meshes have more than 800 faces (data.max_faces) and are decimated" in checked
+    assert [line.count(f"{many} left out") for line in skips.splitlines() if "of the meshes (" in line] == [1]
+    assert [line.count(f"{many} decimated") for line in reduces.splitlines() if "of the meshes (" in line] == [1]
     skipped = skipped_in(skipping)
     assert skipped.keys() == balls
     for name, reason in skipped.items():
         assert reason == "1280 faces, more than 800 (data.max_faces); data.decimate=true reduces it"
-        assert f"unreadable item replaced: {name} ({reason})" in log_text(skipping)
+    text = log_text(skipping)
+    assert text.count("unreadable item replaced: ball.") == 3, "some are named, and the others are counted"
+    assert re.search(r"items replaced for such a reason so far: [456] \(1280 faces, more than 800 .*; data\.json", text)
     assert skipped_in(reducing) == {}
     assert state(reducing)["status"] == "finished"
 
@@ -198,16 +203,17 @@ def test_a_million_faces_are_skipped_or_decimated(folder: Path, tmp_path: Path) 
 
     checked = succeed("data", "check", folder).output
     succeed("encode", "coordinates:64", folder, "--out", tmp_path / "codes")
-    succeed("train", "mesh-autoencoder", folder, "--out", tmp_path / "run", *BRIEF, "data.decimate=true")
+    succeed("train", "mesh-autoencoder", folder, "--out", tmp_path / "run", *BRIEF)
+    skipping = tmp_path / "skipping"
+    succeed("train", "mesh-autoencoder", folder, "--out", skipping, *BRIEF, "data.decimate=false")
 
     # The count after quantization, which is all that a model could see.
     count = int(re.search(r"1 meshes have more than 800 faces .*: hills\.glb \((\d+)\)", checked)[1])  # type: ignore[index]
     assert 10_000 < count < 1_000_000
     rows = [json.loads(line) for line in (tmp_path / "codes" / "items.jsonl").read_text().splitlines()]
-    (skipped,) = [row for row in rows if "skipped" in row]
-    assert skipped["file"] == "hills.glb"
-    assert re.match(r"\d+ faces, more than 800 ", skipped["skipped"])
+    assert [row for row in rows if "skipped" in row] == []
     assert skipped_in(tmp_path / "run") == {}
+    assert re.match(r"\d+ faces, more than 800 ", skipped_in(skipping)["hills.glb"])
 
 
 def test_readable_files_are_encoded(folder: Path, tmp_path: Path) -> None:

@@ -55,10 +55,10 @@ class MeshDataConfig(DataConfig):
     """Keys of mesh data."""
 
     max_faces: int = Field(
-        800, gt=0, description="Maximum number of faces of a mesh; larger meshes are skipped or decimated."
+        800, gt=0, description="Maximum number of faces of a mesh; larger meshes are decimated or skipped."
     )
     decimate: bool = Field(
-        False, description="Decimate meshes with more than `data.max_faces` faces; false skips them."
+        True, description="Decimate triangle meshes with more than `data.max_faces` faces; false skips them."
     )
     augment: bool = Field(
         True,

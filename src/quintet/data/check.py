@@ -79,7 +79,7 @@ def mesh_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
     non_manifold = [file for file, row in zip(files, facts, strict=True) if row["surface"] == "non-manifold"]
     notes = []
     if large:
-        limit = f"more than {_MANY_FACES} faces (data.max_faces; data.decimate=true reduces them)"
+        limit = f"more than {_MANY_FACES} faces (data.max_faces) and are decimated (data.decimate=false skips them)"
         notes.append(f"{len(large)} meshes have {limit}: {_some(large)}")
     if non_manifold:
         notes.append(f"{len(non_manifold)} meshes have edges with more than two faces: {_some(non_manifold)}")

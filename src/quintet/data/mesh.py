@@ -7,6 +7,7 @@ resolution of the bins, vertices are distinct, every face has an area, and both 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from quintet.common.batch import Item
+from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig, MeshDataConfig
 from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
@@ -65,6 +67,28 @@ class MeshFolder(FolderDataset[Mesh]):
             self._file(item), bins=self.bins, max_faces=self.max_faces, decimate=self.decimate, corners=self.corners
         )
         return self._cache(item, mesh, mesh.vertices.nbytes + mesh.faces.nbytes)
+
+    def count_large(self, most: int = 32) -> tuple[int, int]:
+        """How many of at most `most` meshes, spread over the data set, have more than `max_faces` faces, and how many
+        of them could be read."""
+        counts = []
+        for item in sorted({position * len(self) // most for position in range(most)}) if len(self) else ():
+            with suppress(UnreadableItem):
+                counts.append(meshes.count_faces(self._file(item), bins=self.bins, corners=self.corners))
+        return sum(self.max_faces is not None and count > self.max_faces for count in counts), len(counts)
+
+
+def say_large_meshes(splits: Splits) -> None:
+    """Say once, before training, which part of the meshes is too large, and what happens to them."""
+    folder = splits.train
+    if not isinstance(folder, MeshFolder):
+        return
+    large, count = folder.count_large()
+    if large:
+        decimated = folder.decimate and folder.corners == 3
+        what = "decimated" if decimated else "left out; raise data.max_faces, or set data.decimate=true for triangles"
+        part = f"about {100 * large / count:.0f} % of the meshes ({large} of {count} that were looked at)"
+        say(f"{part} have more than data.max_faces={folder.max_faces} faces and are {what}")
 
 
 def augmented(mesh: Mesh, rng: ItemRNG, bins: int = meshes.BINS) -> Mesh:

@@ -78,6 +78,11 @@ def read_mesh(
     return _mesh_of(read_soup(media_ref(path), corners), bins, max_faces, decimate)
 
 
+def count_faces(path: MediaFile, *, bins: int = BINS, corners: int = 3) -> int:
+    """The number of faces of a file after cleaning, before any decimation."""
+    return len(_mesh_of(read_soup(media_ref(path), corners), bins, None, decimate=False).faces)
+
+
 def probe_mesh(path: MediaFile, *, bins: int = BINS) -> MeshFacts:
     """Properties of a file, after reading it as training does."""
     soup = read_soup(media_ref(path))
@@ -125,10 +130,8 @@ def normalise(mesh: Mesh, out: Vertices | None = None) -> Mesh:
 
 
 def _decimated(mesh: Mesh, bins: int, max_faces: int, held: int) -> Mesh:
-    try:
-        import fast_simplification
-    except ImportError:
-        raise UsageError("decimation needs fast-simplification: pip install 'quintet[mesh]'") from None
+    import fast_simplification
+
     _check_merged(len(mesh.vertices), len(mesh.faces), held, decimated=True)
     before, target = len(mesh.faces), max_faces
     # Cleaning removes faces, and the simplifier stops where it would break the shape, so try a few times.

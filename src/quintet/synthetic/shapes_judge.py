@@ -384,6 +384,5 @@ class ShapesJudge(Judge[Tensor]):
 
     def score_withheld(self, media: Tensor, row: Row) -> Scores:
         pairs = [one for one in row["objects"] if (one["colour"], one["shape"]) in WITHHELD_PAIRS]
-        if not pairs:  # the user has changed the splits
-            return {"match_withheld": math.nan}
-        return {"match_withheld": match(pairs, judge(to_uint8(media)))["pair"]}
+        # A user may have moved another item to the split.
+        return {"match_withheld": match(pairs, judge(to_uint8(media)))["pair"] if pairs else math.nan}

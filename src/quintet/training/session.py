@@ -30,6 +30,7 @@ from quintet.training.order import Order
 from quintet.training.run_folder import Run
 from quintet.training.schedule import Schedule, schedule_of
 from quintet.training.signals import StopRequest
+from quintet.training.skipped import SkippedMessages
 from quintet.training.state import TrainingState, environment
 from quintet.training.task import Task
 
@@ -78,6 +79,7 @@ class TrainingSession:
         self._stop = StopRequest()
         self._stream: Iterator[LoadedBatch] | None = None
         self._skipped: dict[str, str] = {}
+        self._skipped_messages = SkippedMessages()
         self._save_postponed = False
         self.stopwatch = Stopwatch()
         try:

@@ -207,8 +207,8 @@ class Trainer(TrainingSession):
         skipped = {name: reason for text in gathered for name, reason in json.loads(text).items()}
         new = skipped.keys() - self.splits.skipped.keys()
         self.splits.skipped.update(skipped)
-        for name in sorted(new):
-            self.print(f"unreadable item replaced: {name} ({skipped[name]})")
+        for line in self._skipped_messages.lines({name: skipped[name] for name in new}):
+            self.print(line)
         if new and self.engine.is_main:
             self.run.update_data(data_record(self.splits))
 

@@ -158,7 +158,8 @@ def test_the_check_of_meshes(mixed: Path) -> None:
         "text.ply": "not a mesh: the content is of no known mesh format",
     }
     assert report.notes[-2:] == [
-        "1 meshes have more than 800 faces (data.max_faces; data.decimate=true reduces them): sphere.glb (1280)",
+        "1 meshes have more than 800 faces (data.max_faces) and are decimated (data.decimate=false skips them): "
+        "sphere.glb (1280)",
         "1 meshes have edges with more than two faces: pages.obj",
     ]
 

@@ -1,5 +1,7 @@
-"""Regular expressions that meet users' bytes: none has a repetition inside of a repetition, which takes exponential time
-on some input."""
+"""Regular expressions that meet users' bytes: none has a repetition inside of a repetition.
+
+Such a pattern takes exponential time on some input.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,9 @@ def patterns() -> Iterator[tuple[str, str | bytes]]:
     """The literal patterns of the modules that read users' files."""
     for path in sorted([*SOURCE.glob("media/*.py"), *SOURCE.glob("data/**/*.py"), *SOURCE.glob("config/*.py")]):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
-            if is_call and isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
-                if isinstance(node.args[0], ast.Constant):
-                    yield f"{path.relative_to(SOURCE)}:{node.lineno}", node.args[0].value
+            match node:
+                case ast.Call(ast.Attribute(ast.Name("re")), [ast.Constant(str() | bytes() as pattern), *_]):
+                    yield f"{path.relative_to(SOURCE)}:{node.lineno}", pattern
 
 
 def has_nested_repetition(parsed: Any, inside: bool = False) -> bool:

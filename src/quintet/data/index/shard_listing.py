@@ -172,8 +172,8 @@ def _batch_rows(group: Any, number: int, layout: Layout, label: str) -> int:
     needed = packed + content * 3 // 2 + min(2 * content, 4 * content // max(group.num_rows, 1))
     if needed > READ_BUDGET_BYTES:
         raise UsageError(
-            f"the shard {label} cannot be unpacked: its row group {number} needs {needed >> 20} MB of memory, more than "
-            f"{READ_BUDGET_BYTES >> 20}; write it again with fewer rows per row group (row_group_size)"
+            f"the shard {label} cannot be unpacked: its row group {number} needs {needed >> 20} MB of memory, more "
+            f"than {READ_BUDGET_BYTES >> 20}; write it again with fewer rows per row group (row_group_size)"
         )
     return max(1, min(_ROWS, _BATCH_BYTES * group.num_rows // max(content, 1)))
 

@@ -90,8 +90,8 @@ class ShardSet:
         trusted ends the run, which can be resumed once the shard is restored."""
         if row.size > LARGEST_MEMBER:
             raise UnreadableItem(
-                f"{row.size / 2**20:.0f} MB, more than {LARGEST_MEMBER // 2**20} that are read from a shard; reduce it, "
-                "or train on a folder"
+                f"{row.size / 2**20:.0f} MB, more than {LARGEST_MEMBER // 2**20} that are read from a shard; "
+                "reduce it, or train on a folder"
             )
         content = self.read(row.shard, row.offset, row.size)
         if (row.shard, row.offset) in self._damaged:

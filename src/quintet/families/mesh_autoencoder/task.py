@@ -11,6 +11,8 @@ from quintet.common import collectives
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
+from quintet.data.mesh import say_large_meshes
+from quintet.data.splits import Splits
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.features import coordinate_bins
@@ -43,6 +45,11 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
 
     def make_phases(self) -> list[Phase]:
         return [Phase("autoencoder", ("autoencoder",), self.reconstruction_loss, self.config.optim.for_phase())]
+
+    def splits(self) -> Splits:
+        splits = super().splits()
+        say_large_meshes(splits)
+        return splits
 
     # --- training -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
 from quintet.data.mesh import FIELDS as MESH_FIELDS
-from quintet.data.mesh import PythonMeshes, mesh_folder_splits, python_mesh_splits
+from quintet.data.mesh import PythonMeshes, mesh_folder_splits, python_mesh_splits, say_large_meshes
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, caption_of, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.text_embeddings import VECTORS, check_embeddings, collate_embeddings, embedding_of, has_type
@@ -91,6 +91,7 @@ def token_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> Sp
         memory_megabytes=data.memory_megabytes,
         corners=tokenizer.model.vertices_per_face,
     )
+    say_large_meshes(media)
     return encode_splits(config, tokenizer, media)
 
 
