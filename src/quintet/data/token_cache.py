@@ -32,11 +32,13 @@ from quintet.common.caches import part_lock, writing_cache
 from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
-from quintet.errors import UnreadableItem
+from quintet.errors import RunError, UnreadableItem
 
 FORMAT = 2
 SHARD = 1024
 """Items of a shard: few enough to lose little work when a run is killed, many enough to have few files."""
+HELD = 256
+"""Number of shards that are open from the start, and so survive the deletion of the cache; each is an open file."""
 BATCH = 32
 """Items that the tokenizer encodes in one batch."""
 
@@ -107,7 +109,9 @@ class TokenCache:
                                 shards[number] = _valid_shard(folder, number) or self._encode_shard(folder, number)
         skipped = {item: reason for number in numbers for item, reason in shards[number].skipped.items()}
         paths = [shards[number].path for number in numbers]
-        return TokenDataset(self.media, paths, self.key.variants, skipped, self.field)
+        tokens = TokenDataset(self.media, paths, self.key.variants, skipped, self.field)
+        tokens.hold()
+        return tokens
 
     def _encode_shard(self, folder: Path, number: int) -> _Shard:
         items = range(number * SHARD, min((number + 1) * SHARD, len(self.media)))
@@ -179,16 +183,30 @@ class TokenDataset:
             0 if item in self.skipped else max(length(codes) for codes in self.codes(item)) for item in range(len(self))
         ]
 
-    def codes(self, item: int) -> Codes:
-        """All variants of an item (variants, length, ...), padded with -1 to the longest item of the shard."""
-        number = item // SHARD
+    def hold(self) -> None:
+        """Open the first shards. Data workers that are forked inherit them; deleting an open file does not harm it."""
+        for number in range(min(HELD, len(self.shards))):
+            self._shard(number)
+
+    def _shard(self, number: int) -> tuple[Codes, npt.NDArray[np.int64]]:
+        """The codes of a shard, and the row of each of its items."""
         if number not in self._open:
             # A shard has rows for readable items only.
             first = number * SHARD
             readable = [int(first + row not in self.skipped) for row in range(min(SHARD, len(self) - first))]
-            codes = np.load(self.shards[number], mmap_mode="r", allow_pickle=False)
+            try:
+                codes = np.load(self.shards[number], mmap_mode="r", allow_pickle=False)
+            except OSError as error:
+                raise RunError(
+                    f"the token cache {self.shards[number].parent} cannot be read any more ({error.strerror}); if it "
+                    "was deleted, `quintet resume` encodes the data again"
+                ) from None
             self._open[number] = codes, np.cumsum(readable) - 1
-        codes, rows = self._open[number]
+        return self._open[number]
+
+    def codes(self, item: int) -> Codes:
+        """All variants of an item (variants, length, ...), padded with -1 to the longest item of the shard."""
+        codes, rows = self._shard(item // SHARD)
         return np.asarray(codes[rows[item % SHARD]])
 
     def __getstate__(self) -> dict[str, Any]:

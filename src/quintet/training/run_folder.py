@@ -39,14 +39,9 @@ class Run:
     """A run folder, from `new` or `open`. The folder of a new run is created by `lock`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.checkpoints = folder / checkpoint.ROOT
-        self.config_file = folder / CONFIG_FILE
-        self.state_file = folder / "state.json"
-        self.metrics_file = folder / "metrics.jsonl"
-        self.log_file = folder / "log.txt"
-        self.data_file = folder / "data.json"
-        self.eval_file = folder / "eval.json"
+        self.move_to(folder)
+        self._directory: int | None = None
+        """File descriptor of the folder while it is locked: it stays valid if the folder is moved or deleted."""
         self._lock: IO[bytes] | None = None
         self.lost_writes: dict[str, str] = {}
         """File name to error, for best-effort files that could not be written; training continues without them."""
@@ -78,6 +73,34 @@ class Run:
         check_run(folder)
         return cls(folder)
 
+    def move_to(self, folder: Path) -> None:
+        """Use another path from now on."""
+        self.folder = folder
+        self.checkpoints = folder / checkpoint.ROOT
+        self.config_file = folder / CONFIG_FILE
+        self.state_file = folder / "state.json"
+        self.metrics_file = folder / "metrics.jsonl"
+        self.log_file = folder / "log.txt"
+        self.data_file = folder / "data.json"
+        self.eval_file = folder / "eval.json"
+
+    def find(self) -> Path | None:
+        """The path of the locked folder now: the same, another one if it was moved, or None if it was deleted."""
+        if self._directory is None:
+            return self.folder
+        try:
+            if os.path.samestat(os.stat(self.folder), os.fstat(self._directory)):
+                return self.folder
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:  # a file system that does not answer for a moment
+            return self.folder
+        with suppress(OSError):
+            moved = Path(os.readlink(f"/proc/self/fd/{self._directory}"))
+            if os.path.samestat(os.stat(moved), os.fstat(self._directory)):
+                return moved
+        return None
+
     # --- one writer ---------------------------------------------------------------------------------------
 
     def lock(self) -> None:
@@ -98,6 +121,7 @@ class Run:
             raise UsageError(f"cannot lock the run folder {self.folder}: {error.strerror}") from None
         _close_in_children(lock)
         self._lock = lock
+        self._directory = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         self.best_effort_write("lock", lambda: _write_owner(lock))
 
     def close(self) -> None:
@@ -107,6 +131,9 @@ class Run:
                 self._lock.truncate(0)
             self._lock.close()
         self._lock = None
+        if self._directory is not None:
+            os.close(self._directory)
+        self._directory = None
 
     def begin(self, config: RunConfig, data: Mapping[str, Any], frozen: Mapping[str, Contents]) -> None:
         """Create the run, unless another process has created one in this folder since the first check."""

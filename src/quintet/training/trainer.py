@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -167,14 +168,17 @@ class Trainer(TrainingSession):
         config, step = self.config, self.step
         logs: Logs = {}
         self.display.update(step)
-        if step % config.log.every == 0 or final:
-            logs.update(self._log())
+        logged = step % config.log.every == 0 or final
         last = step == config.train.steps or self._stop.leaves_time
         validates, samples = (step % section.every == 0 or last for section in (config.eval, config.sample))
         # Not during non-finite steps: a rollback restores the newest checkpoint.
         due = step % config.checkpoint.every == 0 or self._save_postponed
         self._save_postponed = due and self.state.progress.bad_steps_in_a_row > 0
         saves = final or (due and not self._save_postponed)
+        if logged or validates or samples or saves:
+            self._follow_folder()
+        if logged:
+            logs.update(self._log())
         with self.stopwatch.paused():
             # Find non-finite tensors that no loss depends on yet, such as an unused codebook entry.
             if validates or samples or saves:
@@ -188,6 +192,23 @@ class Trainer(TrainingSession):
             if samples:
                 logs.update(self._sample())
         return logs
+
+    def _follow_folder(self) -> None:
+        """Go on in a run folder that was moved; end a run whose folder was deleted, before files are written where no
+        run is."""
+        found = self.run.find() if self.engine.is_main else None
+        # In hexadecimal: a path need not be UTF-8.
+        texts = collectives.gather_texts(os.fsencode(found).hex() if found else "", self.engine.device)
+        path = os.fsdecode(bytes.fromhex(texts[0]))
+        if not path:
+            raise RunError(
+                f"the run folder {self.run.folder} was deleted, or moved to another file system, before step "
+                f"{self.step}; the steps since its last checkpoint are lost, and nothing more was written"
+            )
+        if path != str(self.run.folder):
+            before = self.run.folder
+            self.run.move_to(Path(path))
+            self.print(f"the run folder {before} was moved to {path}; training continues there")
 
     def _log(self) -> dict[str, float]:
         metrics = {f"train/{name}": value for name, value in self.meter.read().items()}

@@ -6,6 +6,7 @@ import fcntl
 import multiprocessing
 import os
 import pickle
+import shutil
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
@@ -18,7 +19,7 @@ from quintet.common.batch import Batch, Item, collate
 from quintet.common.rng import ItemRNG
 from quintet.data import token_cache
 from quintet.data.token_cache import CacheKey, TokenCache
-from quintet.errors import UnreadableItem
+from quintet.errors import RunError, UnreadableItem
 
 KEY = CacheKey("tokenizer", "data", "centre", variants=1)
 
@@ -204,6 +205,16 @@ def test_codes_of_something_else_are_not_used(tmp_path: Path, change: dict[str, 
     encoder = Encoder()
     cache(tmp_path, encoder, key=replace(KEY, **change)).open()  # type: ignore[arg-type]
     assert len(encoder.encoded) >= 10
+
+
+def test_codes_survive_the_deletion_of_the_cache(tmp_path: Path) -> None:
+    opened = cache(tmp_path / "cache", Encoder()).open()
+    copy = pickle.loads(pickle.dumps(opened))
+    shutil.rmtree(tmp_path / "cache")
+    assert everything(opened) == [2 * item for item in range(10)]
+    # A data worker that was not forked has to open the files itself.
+    with pytest.raises(RunError, match=r"cannot be read any more .*`quintet resume` encodes the data again"):
+        everything(copy)
 
 
 def test_a_dataset_of_codes_can_be_pickled(tmp_path: Path) -> None:
