@@ -237,6 +237,20 @@ class Tokenizer(Pipeline[ConfigT]):
     def decode_files(self, codes: Tensor, name: str) -> list[Artifact]:
         """Decode a batch of codes (batch, ...) to files whose names start with `name`."""
 
+    def checked_codes(self, codes: Tensor) -> Tensor:
+        """Codes from the user, on the device of the model; `UsageError` unless they are codes of this model."""
+        if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
+            raise UsageError(f"codes are integers, not {str(codes.dtype).removeprefix('torch.')} values")
+        if not codes.numel():
+            raise UsageError(f"there are no codes in a tensor of shape {tuple(codes.shape)}")
+        lowest, highest = int(codes.min()), int(codes.max())
+        if lowest < -1 or highest >= self.model.num_codes:
+            raise UsageError(
+                f"the codes of this model are 0 to {self.model.num_codes - 1}, and -1 for padding, "
+                f"not {lowest} to {highest}"
+            )
+        return codes.to(self.device, torch.int64)
+
     def token_encoder(self) -> TokenEncoder:
         """The encoder of a token cache; runs in eval mode on the device of the model."""
 

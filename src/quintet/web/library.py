@@ -186,7 +186,7 @@ class WatchedRun:
         summary = summarise(self.run_dir, self.label)
         problems: list[str] = []
 
-        def part(read: Callable[[RunDir], T], otherwise: T, *parts: str) -> T:
+        def part(read: Callable[[RunDir], Any], otherwise: Any, *parts: str) -> Any:
             """One part of the description; content that it cannot read must not hide the others."""
             try:
                 return self._cached(read, *parts) if parts else read(self.run_dir)

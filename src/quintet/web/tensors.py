@@ -37,8 +37,9 @@ def read_tensors(file: IO[bytes], suffix: str) -> Iterator[tuple[str, Any]]:
 
 def _read(file: IO[bytes], base: int, entry: dict[str, Any]) -> Any:
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [-1]
-    if not all(type(each) is int and each >= 0 for each in numbers) or len(offsets) != 2:
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        return None
+    if not all(type(each) is int and each >= 0 for each in (*shape, *offsets)):
         return None
     if not isinstance(dtype, str) or dtype not in DTYPES:
         return None

@@ -63,7 +63,9 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
         clip in a padded batch; frames behind the end of a clip are -1.
         """
         with self.inference():
-            lengths = None if lengths is None else lengths.to(self.device)
+            if lengths is not None:
+                _check_lengths(lengths, waves)
+                lengths = lengths.to(self.device)
             return self.codec.encode(self.media(waves, is_bytes=False), lengths, num_quantizers)
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
         Codes of only the first quantizers are enough; frames of -1 become silence.
         """
         with self.inference():
-            return self.codec.decode(codes.to(self.device))
+            return self.codec.decode(self.checked_codes(codes))
 
     def splits(self) -> Splits:
         rate = self.config.model.sample_rate
@@ -112,3 +114,11 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
                 return self.encode_batch(batch.to(self.device, self.dtype), num_quantizers)
 
         return TokenEncoder(f"{self.digest} {num_quantizers} levels", self.collate, encode)
+
+
+def _check_lengths(lengths: Tensor, waves: Tensor) -> None:
+    """`UsageError` unless `lengths` are numbers of samples of the clips (batch, samples)."""
+    if lengths.shape != waves.shape[:1] or lengths.is_floating_point():
+        raise UsageError(f"lengths must be integers of shape (batch,), not {tuple(lengths.shape)} of {lengths.dtype}")
+    if waves.ndim == 2 and not 1 <= int(lengths.min()) <= int(lengths.max()) <= waves.shape[1]:
+        raise UsageError(f"lengths must be 1 to {waves.shape[1]}, the number of samples of the batch")

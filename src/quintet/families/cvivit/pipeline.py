@@ -13,6 +13,7 @@ from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.data.splits import Splits
 from quintet.data.video import pad_clips, video_folder_splits
+from quintet.errors import UsageError
 from quintet.families.cvivit.config import CViViTConfig
 from quintet.families.cvivit.model import CViViT
 from quintet.media.video_writing import write_video
@@ -44,6 +45,8 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
         `mask` (batch, frames) is true for real frames; the codes of padding are -1.
         """
         with self.inference():
+            if mask is not None and (videos.ndim != 5 or mask.shape != (videos.shape[0], videos.shape[2])):
+                raise UsageError(f"the mask must have the shape (batch, frames), not {tuple(mask.shape)}")
             mask = None if mask is None else mask.to(self.device)
             return self.cvivit.encode(self.media(videos), mask)
 
@@ -53,7 +56,7 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
         Codes are (batch, latent frames, rows, columns[, num_quantizers]). Frames of codes -1 are meaningless.
         """
         with self.inference():
-            return self.cvivit.decode(codes.to(self.device))
+            return self.cvivit.decode(self.checked_codes(codes))
 
     def splits(self) -> Splits:
         return video_folder_splits(self.config.data, self.config.model.size)

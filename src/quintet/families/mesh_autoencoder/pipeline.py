@@ -54,14 +54,16 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
         order of the faces: `read_mesh` returns the canonical order that the model was trained on.
         """
         with self.inference():
-            vertices = torch.as_tensor(vertices).to(self.device, self.dtype)
-            return self.autoencoder.tokenize(vertices, torch.as_tensor(faces).to(self.device))
+            vertices, faces = torch.as_tensor(vertices), torch.as_tensor(faces)
+            _check_mesh(vertices, faces, self.autoencoder.vertices_per_face)
+            return self.autoencoder.tokenize(vertices.to(self.device, self.dtype), faces.to(self.device, torch.int64))
 
     def decode(self, codes: Tensor) -> list[Mesh]:
         """Triangle meshes in canonical order, of codes (faces, tokens_per_face) or (meshes, faces, tokens_per_face),
         padded with -1."""
         with self.inference():
-            return self._decode(codes.to(self.device)[None] if codes.ndim == 2 else codes.to(self.device))
+            codes = self.checked_codes(codes)
+            return self._decode(codes[None] if codes.ndim == 2 else codes)
 
     def splits(self) -> Splits:
         data, model = self.config.data, self.config.model
@@ -101,6 +103,29 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
         rows = Packing(tuple(valid.sum(1).tolist()), codes.device)
         corners = model.decode_from_codes(codes[valid], rows.lengths)
         return [_tidy(merge_vertices(each.cpu().numpy(), model.bins), model.bins) for each in rows.split(corners)]
+
+
+def _check_mesh(vertices: Tensor, faces: Tensor, corners: int) -> None:
+    """`UsageError` unless these are the vertices and faces of one mesh, or of a padded batch."""
+    matching = vertices.ndim == faces.ndim and vertices.ndim in (2, 3) and vertices.shape[:-2] == faces.shape[:-2]
+    if (
+        not matching
+        or vertices.shape[-1] != 3
+        or faces.shape[-1] != corners
+        or not vertices.numel()
+        or not faces.numel()
+    ):
+        raise UsageError(
+            f"a mesh has vertices of shape (n, 3) and faces of shape (m, {corners}), or both with a batch axis, not "
+            f"{tuple(vertices.shape)} and {tuple(faces.shape)}"
+        )
+    if faces.is_floating_point() or faces.dtype == torch.bool:
+        raise UsageError(f"faces are indices of vertices, not {str(faces.dtype).removeprefix('torch.')} values")
+    lowest = 0 if vertices.ndim == 2 else -1
+    if int(faces.min()) < lowest or int(faces.max()) >= vertices.shape[-2]:
+        raise UsageError(
+            f"faces are indices of {vertices.shape[-2]} vertices, not {int(faces.min())} to {int(faces.max())}"
+        )
 
 
 def _tidy(mesh: Mesh, bins: int) -> Mesh:

@@ -91,6 +91,7 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
 
     def embed_audio(self, waves: Sequence[Tensor], rate: int) -> Tensor:
         """Unit embeddings (clips, latent_dim) of mono clips (samples,) of any length, at the sampling rate `rate`."""
+        _check_clips(waves, rate)
         items = [clip_windows(wave, rate, self.config) for wave in waves]
         count = len(items)
         batch = Batch(pad_windows(items), ("",) * count, ItemRNG(0, [0] * count, range(count)))
@@ -100,6 +101,8 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
     def embed_texts(self, texts: str | Sequence[str]) -> Tensor:
         """Unit embeddings (texts, latent_dim) of texts."""
         texts = [texts] if isinstance(texts, str) else texts
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise UsageError("embed_texts expects a text or a list of texts")
         if long := self.mulan.text.too_long(texts):
             say(f"warning: text truncated to model.text.max_length={self.config.model.text.max_length}: {long[0]!r}")
         parts = [texts[start : start + TEXTS_AT_ONCE] for start in range(0, len(texts), TEXTS_AT_ONCE)]
@@ -120,6 +123,20 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
 
     def collate(self, items: Sequence[Item]) -> dict[str, Any]:
         return pad_windows(items)
+
+
+def _check_clips(waves: Sequence[Tensor], rate: int) -> None:
+    if not len(waves):
+        raise UsageError("embed_audio expects at least one clip")
+    if isinstance(rate, bool) or not isinstance(rate, int) or rate < 1:
+        raise UsageError(f"the sampling rate must be a positive integer in Hz, not {rate}")
+    for number, wave in enumerate(waves):
+        if not isinstance(wave, Tensor) or wave.ndim != 1 or not len(wave) or not wave.is_floating_point():
+            found = f"{wave.dtype} of shape {tuple(wave.shape)}" if isinstance(wave, Tensor) else type(wave).__name__
+            raise UsageError(
+                f"embed_audio expects mono clips, floating-point tensors of shape (samples,), but clip {number} is "
+                f"{found.removeprefix('torch.')}"
+            )
 
 
 def _text_keys(config: MuLaNConfig) -> dict[str, Any]:

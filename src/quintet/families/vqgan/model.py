@@ -83,6 +83,10 @@ class VQGanVAE(Pretrained, nn.Module):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Images (batch, channels, height, width), clamped to [0, 1], of codes."""
+        levels = (self.quantizer.levels,) if self.quantizer.code_axes else ()
+        if codes.ndim != 3 + len(levels) or not codes.numel() or tuple(codes.shape[3:]) != levels:
+            expected = ", ".join(map(str, ("batch", "rows", "columns", *levels)))
+            raise UsageError(f"codes have shape {tuple(codes.shape)}, but this tokenizer expects ({expected})")
         vectors = self.quantizer.codes_to_vectors(codes.flatten(1, 2))
         return self.decode_vectors(vectors, codes.shape[1:3]).clamp(0, 1)
 
@@ -96,6 +100,11 @@ class VQGanVAE(Pretrained, nn.Module):
 
     def latent_map(self, images: Tensor) -> Tensor:
         """Encoder outputs (batch, dim, rows, columns), before quantization."""
+        if images.ndim != 4 or images.shape[1] != self.config.channels or not images.numel():
+            raise UsageError(
+                f"images have shape {tuple(images.shape)}, but this tokenizer expects "
+                f"(batch, {self.config.channels}, height, width)"
+            )
         height, width = images.shape[-2:]
         factor = 2**self.config.layers
         if height % factor or width % factor:

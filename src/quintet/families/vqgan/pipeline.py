@@ -42,7 +42,7 @@ class VQGanPipeline(Tokenizer[VQGanConfig]):
     def decode(self, codes: Tensor) -> Tensor:
         """Images (batch, channels, height, width) in [0, 1] of codes (batch, rows, columns[, num_quantizers])."""
         with self.inference():
-            return self.vae.decode(codes.to(self.device))
+            return self.vae.decode(self.checked_codes(codes))
 
     def splits(self) -> Splits:
         return folder_splits(self.config.data, self.config.model.size, self.config.model.channels)
