@@ -9,14 +9,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from compat.usages.meshgpt_pytorch import autoencoder, transformer
 from compat.usages.musiclm_pytorch import mulan
-from contract.cases import GOLDEN
 from quintet.compat import meshgpt_pytorch, muse_maskgit_pytorch, musiclm_pytorch, phenaki_pytorch, soundstorm_pytorch
-from quintet.families.mesh_autoencoder.model import MeshAutoencoder
-from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.media.image import write_image
 from quintet.media.video_writing import write_video
-from quintet.pipelines.loading import open_pipeline
 
 
 class Items(Dataset[Any]):
@@ -87,12 +84,6 @@ def phenaki(**options: Any) -> Any:
     return phenaki_pytorch.Phenaki(cvivit=cvivit, maskgit=maskgit, steps=2, **options)
 
 
-def autoencoder() -> Any:
-    sizes: dict[str, Any] = {"coordinate_dim": 4, "angle_dim": 4, "area_dim": 4, "normal_dim": 4, "code_dim": 8}
-    dims: dict[str, Any] = {"encoder_dims": (16, 24), "decoder_dims": (16, 24), "codebook_size": 64, "bins": 32}
-    return MeshAutoencoder(**sizes, **dims)
-
-
 def results(folder: Path) -> dict[str, Any]:
     return {"results_folder": str(folder / "results")}
 
@@ -158,13 +149,10 @@ def make_autoencoder(folder: Path, **options: Any) -> Any:
 
 
 def make_transformer(folder: Path, **options: Any) -> Any:
-    tokenizer: Any = open_pipeline(GOLDEN / "mesh-autoencoder-format-1" / "hub")
-    codes = {"num_codes": tokenizer.model.num_codes, "tokens_per_face": tokenizer.model.tokens_per_face}
-    model = MeshTransformer(**codes, dim=16, text="none") if "model" not in options else options.pop("model")
     settings = {"num_train_steps": 8, "batch_size": 2, "grad_accum_every": 1, "val_dataset": Items(mesh, 2)}
     more = {"val_num_batches": 1, "val_every": 4, "checkpoint_folder": str(folder / "checkpoints")}
     return meshgpt_pytorch.MeshTransformerTrainer(
-        model, Items(mesh), tokenizer=tokenizer, **{**settings, **more, **options}
+        transformer(max_seq_len=96), Items(mesh), **{**settings, **more, **options}
     )
 
 
