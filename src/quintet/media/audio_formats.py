@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from quintet.errors import UnreadableItem
 from quintet.media.budget import check_memory
-from quintet.media.chunks import EBML, MOV_BOXES, check_matroska, check_mov, riff_chunks, size_of
+from quintet.media.chunks import EBML, MOV_BOXES, check_matroska, check_mov, check_riff, riff_chunks, size_of
 from quintet.media.files import Blob, MediaFile, MediaRef, check_file, decoding, media_ref, open_file
 
 Samples = npt.NDArray[np.float32]
@@ -265,6 +265,9 @@ def _ffmpeg(media: MediaRef) -> Iterator[Any]:
 
 
 def _ffmpeg_header(media: MediaRef) -> AudioHeader:
+    with open_file(media) as file:
+        if file.read(4) == b"RIFF":
+            check_riff(file)
     with _ffmpeg(media) as container:
         if not container.streams.audio:
             raise UnreadableItem("not a sound file: no sound in it")

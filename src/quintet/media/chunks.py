@@ -13,6 +13,7 @@ from typing import IO
 
 import numpy as np
 
+from quintet.errors import UnreadableItem
 from quintet.media.budget import check_steps
 
 MAX_CHUNKS = 100_000
@@ -61,6 +62,28 @@ def riff_chunks(stream: IO[bytes]) -> Iterator[Part]:
         length = int.from_bytes(head[4:], "little")
         yield Part(head[:4], position + 8, length)
         position += 8 + length + length % 2
+
+
+def check_riff(stream: IO[bytes]) -> None:
+    """Refuse a list of headers or metadata that is longer than the file: FFmpeg allocates what its chunks state."""
+    size, steps = size_of(stream), 0
+    # Ranges that are still to be walked; frames and samples, of which the length may be unknown, are not.
+    ranges = [(12, size)]
+    while ranges:
+        position, end = ranges.pop()
+        while position + 8 <= end:
+            steps += 1
+            check_steps(steps, "chunks")
+            stream.seek(position)
+            head = stream.read(12)
+            length = int.from_bytes(head[4:8], "little")
+            after = position + 8 + length + length % 2
+            listed = head[:4] == b"LIST" and head[8:12] != b"movi"
+            if (listed or end < size) and position + 8 + length > size:
+                raise UnreadableItem(f"damaged: a header of {length} bytes in a file of {size}")
+            if listed:
+                ranges.append((position + 12, min(after, size - 1)))
+            position = after
 
 
 def png_chunks(stream: IO[bytes]) -> Iterator[Part]:

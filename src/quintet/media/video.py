@@ -281,8 +281,8 @@ def probe_video(path: MediaFile) -> VideoFacts:
 def _frame_size(media: MediaRef, header: VideoHeader) -> tuple[int, int]:
     """Width and height of the first frame, as displayed."""
     if header.format == _IMAGE or _is_folder(media):
-        (_, image) = next(iter(_each_frame(media, header, [0], None)))
-        return image.shape[1], image.shape[0]
+        for _, pixels in _each_frame(media, header, [0], None):
+            return pixels.shape[1], pixels.shape[0]
     if header.format in _PILLOW:
         with pillow_silent, open_file(media) as stream, Image.open(stream, formats=_PILLOW) as image:
             return image.size

@@ -20,6 +20,7 @@ from quintet.media.chunks import (
     TruncatedFile,
     check_matroska,
     check_mov,
+    check_riff,
     gif_frames,
     riff_chunks,
     size_of,
@@ -135,6 +136,8 @@ def check_end(stream: IO[bytes], kind: Kind) -> None:
     expected = find(stream) if find else 0
     if expected > size:
         raise TruncatedFile(f"{expected} bytes promised, {size} there")
+    if kind == "avi":
+        check_riff(stream)
 
 
 def _riff_end(stream: IO[bytes]) -> int:

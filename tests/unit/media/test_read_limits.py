@@ -79,6 +79,20 @@ def test_a_file_of_endless_parts_is_refused_with_the_reason(
         read(tmp_path / name)
 
 
+@pytest.mark.parametrize("place", ["INFO", "inside of INFO", "hdrl"])
+def test_a_header_that_is_longer_than_its_file_is_refused(place: str, tmp_path: Path) -> None:
+    """FFmpeg would allocate what the header says."""
+    huge = struct.pack("<I", 0x6FFFFFFF)
+    content = {
+        "INFO": b"LIST" + huge + b"INFO" + b"ISFT" + huge + b"Lavf",
+        "inside of INFO": b"LIST" + struct.pack("<I", 16) + b"INFO" + b"ISFT" + huge + b"Lavf",
+        "hdrl": b"LIST" + huge + b"hdrl" + bytes(12),
+    }[place]
+    (tmp_path / "a.avi").write_bytes(riff(b"AVI ", content + bytes(64)))
+    with pytest.raises(UnreadableItem, match=r"damaged: a header of \d+ bytes in a file of"):
+        video.read_header(tmp_path / "a.avi")
+
+
 def tables(**content: bytes) -> io.BytesIO:
     stbl = b"".join(box(name.encode(), bytes(4) + table) for name, table in content.items())
     return io.BytesIO(box(b"ftyp") + box(b"moov", box(b"trak", box(b"mdia", box(b"minf", box(b"stbl", stbl))))))
