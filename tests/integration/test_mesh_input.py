@@ -189,7 +189,7 @@ def test_meshes_with_too_many_faces_are_skipped_or_decimated(folder: Path, tmp_p
     assert [line.count(f"{many} decimated") for line in reduces.splitlines() if "of the meshes (" in line] == [1]
     skipped = skipped_in(skipping)
     assert skipped.keys() == balls
-    for name, reason in skipped.items():
+    for reason in skipped.values():
         assert reason == "1280 faces, more than 800 (data.max_faces); data.decimate=true reduces it"
     text = log_text(skipping)
     assert text.count("unreadable item replaced: ball.") == 3, "some are named, and the others are counted"

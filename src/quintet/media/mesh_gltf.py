@@ -241,8 +241,8 @@ class _Document:
             indices = np.arange(int(self._accessor(primitive["attributes"]["POSITION"])["count"]))
         indices = indices.astype(np.intc)
         if primitive.get("mode") != _STRIP:
-            return indices.reshape(-1, 3)
-        strip = np.stack([indices[:-2], indices[1:-1], indices[2:]], axis=1)
+            return np.asarray(indices.reshape(-1, 3))
+        strip: Faces = np.stack([indices[:-2], indices[1:-1], indices[2:]], axis=1)
         strip[1::2] = strip[1::2, ::-1]
         return strip
 
@@ -286,7 +286,7 @@ def _local_transform(node: dict[str, Any]) -> Vertices:
         from trimesh.transformations import quaternion_matrix
 
         x, y, z, w = node["rotation"]
-        matrix = np.dot(matrix, quaternion_matrix([w, x, y, z]))
+        matrix = np.dot(matrix, quaternion_matrix([w, x, y, z]))  # type: ignore[no-untyped-call]
     if "scale" in node:
         matrix = np.dot(matrix, np.diag([*node["scale"], 1.0]))
     return np.asarray(matrix, np.float64)

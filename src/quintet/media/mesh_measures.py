@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quintet.media.mesh import Mesh, dequantise, edge_counts, quantise
-from quintet.media.mesh_formats import Faces, Vertices
+from quintet.media.mesh_text import Faces, Vertices
 
 FloatArray = npt.NDArray[np.floating]
 

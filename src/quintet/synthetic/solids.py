@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quintet.media.mesh import Mesh, write_mesh
-from quintet.media.mesh_formats import Faces, Vertices
+from quintet.media.mesh_text import Faces, Vertices
 from quintet.synthetic.folders import pick, split_by_words, with_article, write_items
 
 VERSION = 1

@@ -175,7 +175,7 @@ def _batch_rows(group: Any, number: int, layout: Layout, label: str) -> int:
             f"the shard {label} cannot be unpacked: its row group {number} needs {needed >> 20} MB of memory, more "
             f"than {READ_BUDGET_BYTES >> 20}; write it again with fewer rows per row group (row_group_size)"
         )
-    return max(1, min(_ROWS, _BATCH_BYTES * group.num_rows // max(content, 1)))
+    return max(1, min(_ROWS, int(_BATCH_BYTES * group.num_rows // max(content, 1))))
 
 
 def _layout(schema: Any, label: str) -> Layout:
