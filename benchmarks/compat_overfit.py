@@ -119,7 +119,7 @@ def _compare(
     torch.manual_seed(seed)
     steps_of = optimizer([parameter for parameter in by_hand.parameters() if parameter.requires_grad])
     for _ in range(steps):
-        loss(by_hand).backward()
+        torch.autograd.backward(loss(by_hand))
         steps_of.step()
         steps_of.zero_grad()
     with tempfile.TemporaryDirectory() as folder:
@@ -195,8 +195,20 @@ def cvivit(steps: int) -> Overfit:
 
 
 def tiny_cvivit(**options: Any) -> Any:
-    sizes = {"dim": 64, "codebook_size": 256, "image_size": 16, "patch_size": 4, "temporal_patch_size": 2}
-    depths = {"spatial_depth": 1, "temporal_depth": 1, "dim_head": 32, "heads": 2, "use_vgg_and_gan": False}
+    sizes: dict[str, Any] = {
+        "dim": 64,
+        "codebook_size": 256,
+        "image_size": 16,
+        "patch_size": 4,
+        "temporal_patch_size": 2,
+    }
+    depths: dict[str, Any] = {
+        "spatial_depth": 1,
+        "temporal_depth": 1,
+        "dim_head": 32,
+        "heads": 2,
+        "use_vgg_and_gan": False,
+    }
     return phenaki_pytorch.CViViT(**sizes, **depths, **options)
 
 
@@ -351,7 +363,7 @@ def mesh_autoencoder(steps: int) -> Overfit:
 
 
 def tiny_autoencoder() -> Any:
-    embeddings = {f"dim_{name}_embed": 16 for name in ("coor", "area", "normal", "angle")}
+    embeddings: dict[str, Any] = {f"dim_{name}_embed": 16 for name in ("coor", "area", "normal", "angle")}
     dims: dict[str, Any] = {"encoder_dims_through_depth": (32, 64), "decoder_dims_through_depth": (64, 64)}
     return meshgpt_pytorch.MeshAutoencoder(64, **embeddings, **dims, dim_codebook=32, codebook_size=1024)
 

@@ -101,7 +101,7 @@ class CompatModel(LossPasses, nn.Module):
         if not hasattr(self, "task_class"):  # a part of another model
             settings = {"class": type(self).__name__, "model": {}}
             return checkpoint.Contents({WEIGHTS: dict(self.state_dict())}, {CONFIG.removesuffix(".json"): settings})
-        contents = self.task.pipeline(self.task.modules).contents()
+        contents: checkpoint.Contents = self.task.pipeline(self.task.modules).contents()
         exported = {tensor.data_ptr() for group in contents.tensors.values() for tensor in group.values()}
         rest = {name: tensor for name, tensor in self.state_dict().items() if tensor.data_ptr() not in exported}
         if rest:
