@@ -2,7 +2,8 @@
 
     python benchmarks/compat_overfit.py [TRAINER …] [--steps N]
 
-Both use the same initial weights, data and optimizer settings; the losses should agree. Prints a JSON line per trainer.
+Both use the same initial weights, data, random numbers and optimizer settings; the losses should agree. Prints a JSON
+line per trainer.
 `MaskGit` has no trainer in the original: its parts are trained by quintet's `MuseTrainer`.
 """
 
@@ -49,12 +50,19 @@ class Overfit:
 
 
 ITEMS = 8
+SEEDS = 4
+"""Trainings over which the losses are averaged: dropout and the revival of unused codes are random."""
 PASSES = 50
 """Passes over which a loss is averaged: masks are random."""
 MEASURED_FROM = 10**6
 """Number of the first of these passes: masks are functions of it."""
 TEXTS = [f"number {number}" for number in range(ITEMS)]
 QUIET = {"log.trackers": [], "data.num_workers": 0, "sample.every": 10**6, "eval.every": 10**6}
+
+
+def quiet(model: Any) -> dict[str, Any]:
+    """Keys of the trainer: no output, and the random numbers (masks, dropped texts) of the model's own calls."""
+    return {**QUIET, "train.seed": model._seed}
 
 
 def pictures() -> Tensor:
@@ -94,28 +102,42 @@ def compare(
     train: Trained,
     steps: int,
 ) -> Overfit:
-    """Train two copies of a model and measure both."""
-    first, by_hand = _new(make), _new(make)
+    """Train two copies of a model and measure both; the mean over some seeds."""
+    measured = [_compare(make, loss, optimizer, train, steps, seed) for seed in range(SEEDS)]
+    return Overfit(*(sum(values) / SEEDS for values in zip(*measured, strict=True)))
+
+
+def _compare(
+    make: Callable[[], nn.Module],
+    loss: Callable[[Any], Tensor],
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    train: Trained,
+    steps: int,
+    seed: int,
+) -> tuple[float, float, float]:
+    """The losses before the training, after the hand-written loop, and after the trainer."""
+    first, by_hand, by_trainer = (_new(make, seed) for _ in range(3))
+    before = _measured(first, loss)
+    torch.manual_seed(seed)
     steps_of = optimizer([parameter for parameter in by_hand.parameters() if parameter.requires_grad])
     for _ in range(steps):
-        loss(by_hand).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss(by_hand))
         steps_of.step()
         steps_of.zero_grad()
-    by_trainer = _new(make)
     with tempfile.TemporaryDirectory() as folder:
         train(by_trainer, folder)
-    return Overfit(*(_measured(model, loss) for model in (first, by_hand, by_trainer)))
+    return before, _measured(by_hand, loss), _measured(by_trainer, loss)
 
 
-def _new(make: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
+def _new(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
     return make()
 
 
 @torch.no_grad()
 def _measured(model: Any, loss: Callable[[Any], Tensor]) -> float:
     model.eval()
-    model._calls = MEASURED_FROM  # the same masks for every model
+    model._calls = MEASURED_FROM  # the same masks for every model, none of which was trained on
     return float(torch.stack([loss(model) for _ in range(PASSES)]).mean())
 
 
@@ -124,10 +146,10 @@ def adam(rate: float, *betas: float) -> Callable[[Any], torch.optim.Optimizer]:
 
 
 def vqgan(steps: int) -> Overfit:
-    def train(vae: Any, folder: str) -> None:
+    def train(model: Any, folder: str) -> None:
         write_pictures(Path(folder))
         muse_maskgit_pytorch.VQGanVAETrainer(
-            vae,
+            model,
             folder=folder,
             image_size=16,
             num_train_steps=steps,
@@ -136,7 +158,7 @@ def vqgan(steps: int) -> Overfit:
             valid_frac=0.0,
             use_ema=False,
             results_folder=f"{folder}/results",
-            config={**QUIET, "data.flip": False},
+            config={**quiet(model), "data.flip": False},
         ).train()
 
     return compare(tiny_vae, lambda vae: vae(pictures(), return_loss=True), adam(1e-3, 0.9, 0.999), train, steps)
@@ -162,7 +184,7 @@ def cvivit(steps: int) -> Overfit:
             valid_frac=0.0,
             use_ema=False,
             results_folder=f"{folder}/results",
-            config=QUIET,
+            config=quiet(model),
         ).train()
 
     return compare(
@@ -202,7 +224,7 @@ def phenaki(steps: int) -> Overfit:
             train_num_steps=steps,
             train_lr=1e-3,
             results_folder=f"{folder}/results",
-            config=QUIET,
+            config=quiet(model),
         ).train()
 
     videos = torch.stack([Videos()[index][0] for index in range(ITEMS)])
@@ -231,7 +253,7 @@ def maskgit(steps: int) -> Overfit:
             steps=steps,
             batch_size=ITEMS,
             lr=1e-3,
-            config={**QUIET, **parts.keys, **constant, **shared, "optim.name": "adam"},
+            config={**quiet(model), **parts.keys, **constant, **shared, "optim.name": "adam"},
         ).train()
 
     return compare(tiny_maskgit, lambda model: model(pictures(), texts=TEXTS), adam(1e-3, 0.9, 0.99), train, steps)
@@ -266,7 +288,7 @@ def mulan(steps: int) -> Overfit:
             max_grad_norm=None,
             valid_frac=0.0,
             results_folder=f"{folder}/results",
-            config={**QUIET, "optim.name": "adam"},
+            config={**quiet(model), "optim.name": "adam"},
         ).train()
 
     return compare(tiny_mulan, lambda model: model(tones, texts), adam(1e-3, 0.9, 0.99), train, steps)
@@ -296,7 +318,7 @@ def soundstorm(steps: int) -> Overfit:
             max_grad_norm=None,
             valid_frac=0.0,
             results_folder=f"{folder}/results",
-            config={**QUIET, **CONSTANT, "optim.name": "adam"},
+            config={**quiet(model), **CONSTANT, "optim.name": "adam"},
         ).train()
 
     return compare(tiny_soundstorm, lambda model: model(codes)[0], adam(2e-3, 0.9, 0.99), train, steps)
@@ -332,7 +354,7 @@ def mesh_autoencoder(steps: int) -> Overfit:
             learning_rate=2e-3,
             warmup_steps=0,
             checkpoint_folder=f"{folder}/results",
-            config={**QUIET, **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
+            config={**quiet(model), **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
         ).train()
 
     def loss(model: Any) -> Tensor:
@@ -343,7 +365,7 @@ def mesh_autoencoder(steps: int) -> Overfit:
 
 
 def tiny_autoencoder() -> Any:
-    embeddings = {f"dim_{name}_embed": 16 for name in ("coor", "area", "normal", "angle")}
+    embeddings: dict[str, Any] = {f"dim_{name}_embed": 16 for name in ("coor", "area", "normal", "angle")}
     dims: dict[str, Any] = {"encoder_dims_through_depth": (32, 64), "decoder_dims_through_depth": (64, 64)}
     return meshgpt_pytorch.MeshAutoencoder(64, **embeddings, **dims, dim_codebook=32, codebook_size=1024)
 
@@ -363,7 +385,7 @@ def mesh_transformer(steps: int) -> Overfit:
             warmup_steps=0,
             data_kwargs=["vertices", "faces", "texts"],
             checkpoint_folder=f"{folder}/results",
-            config={**QUIET, **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
+            config={**quiet(model), **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
         ).train()
 
     def loss(model: Any) -> Tensor:

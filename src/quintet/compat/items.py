@@ -56,7 +56,7 @@ class FolderItems(TorchDataset[Any]):
 def items_of(split: Any, seed: int) -> Any:
     """The items of a split of quintet as a data set of the user's own items, or of tensors of a folder."""
     if isinstance(split, PythonDataset):
-        dataset = split.dataset.dataset if isinstance(split.dataset, NamedItems) else split.dataset
+        dataset: Any = split.dataset.dataset if isinstance(split.dataset, NamedItems) else split.dataset
         return Subset(dataset, list(split.positions))
     return FolderItems(split, seed)
 
@@ -70,9 +70,9 @@ def stack_shortest(values: list[Tensor]) -> Tensor:
     return torch.stack([value[:length] for value in values])
 
 
-def pad_with(value: float) -> Merge:
-    """A function that stacks tensors, padded to the longest."""
-    return lambda values: nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=value)
+def pad(values: list[Tensor], padding: float) -> Tensor:
+    """Stack tensors, padded to the longest."""
+    return nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=padding)
 
 
 def loader_of(dataset: Any, batch_size: int, merge: Merge, drop_last: bool = False) -> DataLoader[Any]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.common.rank import RankInfo
-from quintet.compat.items import Merge, cycle, items_of, loader_of, stack_shortest
+from quintet.compat.items import cycle, items_of, loader_of, stack_shortest
 from quintet.compat.model import CompatModel, TrainingParts, replace_folder
 from quintet.compat.rules import REQUIRED, OriginalTrainer
 from quintet.compat.tables import TRAINERS
@@ -79,8 +79,6 @@ class CompatTrainer(nn.Module):
     """The average of the weights; empty if the original has none."""
     checkpoint_name: ClassVar[str]
     """File name of a checkpoint in the original; {step} is the step, {number} the number of the checkpoint."""
-    merge: ClassVar[Merge] = staticmethod(stack_shortest)
-    """How loaders stack tensors of different lengths."""
     drop_last: ClassVar[bool] = False
 
     own: PythonTrainer
@@ -384,6 +382,11 @@ class CompatTrainer(nn.Module):
     def valid_dl(self) -> Any:
         return loader_of(self.valid_ds, self._micro_batch, self.merge, self.drop_last)
 
+    @staticmethod
+    def merge(values: list[Tensor]) -> Tensor:
+        """Stack the tensors of a batch that have different lengths."""
+        return stack_shortest(values)
+
     @property
     def dl_iter(self) -> Iterator[Any]:
         return cycle(self.dl)
@@ -452,9 +455,8 @@ def _signature(original: OriginalTrainer) -> inspect.Signature:
     """For help() and notebooks: the signature of the original, and quintet's own options."""
     parameters = []
     for number, rule in enumerate(original.rules):
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        if number >= original.positional:
-            kind = inspect.Parameter.KEYWORD_ONLY
+        by_position = number < original.positional
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if by_position else inspect.Parameter.KEYWORD_ONLY
         default = inspect.Parameter.empty if rule.default is REQUIRED else rule.default
         parameters.append(inspect.Parameter(rule.keyword, kind, default=default))
     parameters.append(inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD))

@@ -117,7 +117,7 @@ class AcceleratorView:
     def autocast(self) -> Any:
         return self._own.engine.autocast()
 
-    def no_sync(self, model: nn.Module) -> Any:
+    def no_sync(self, model: Any) -> Any:
         return model.no_sync() if hasattr(model, "no_sync") else nullcontext()
 
     def accumulate(self, *models: nn.Module) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from quintet.compat.items import NamedItems, loader_of, pad_with
+from quintet.compat.items import NamedItems, loader_of, pad
 from quintet.compat.meshgpt_pytorch.transformer import MeshTransformer
 from quintet.compat.trainer import CompatTrainer, number
 from quintet.compat.views import OptimizerView, refuse_attribute
@@ -24,7 +24,6 @@ class MeshTrainer(CompatTrainer):
 
     results_attribute = "checkpoint_folder"
     step_attribute = "step"
-    merge = staticmethod(pad_with(PAD_ID))
     drop_last = True
     ignored: ClassVar[tuple[str, ...]] = ()
     """Fields of items that the model does not use."""
@@ -36,6 +35,10 @@ class MeshTrainer(CompatTrainer):
             if hasattr(dataset, "__getitem__") and not isinstance(dataset, str):
                 own = getattr(arguments["data"], "data_kwargs", None)
                 arguments[name] = NamedItems(dataset, own or names, self.ignored)
+
+    @staticmethod
+    def merge(values: list[Tensor]) -> Tensor:
+        return pad(values, PAD_ID)
 
     @staticmethod
     def step_tensor(step: int) -> Tensor:

@@ -25,6 +25,7 @@ from quintet.compat.trainer import CompatTrainer, LogFunction
 from quintet.errors import UsageError
 from quintet.families.cvivit.trainer import CViViTTrainer as OwnCViViTTrainer
 from quintet.families.phenaki.trainer import PhenakiTrainer as OwnPhenakiTrainer
+from quintet.training.phase import always
 from quintet.training.trainer import Logs
 
 FIELDS = {
@@ -35,6 +36,10 @@ FIELDS = {
     "text_embeds": is_floats(3),
 }
 """The fields of a batch, by the values that they accept."""
+
+
+def never(step: int) -> bool:
+    return False
 
 
 class CViViTTrainer(TokenizerTrainer):
@@ -88,8 +93,7 @@ class PhenakiTrainer(CompatTrainer):
             raise UsageError("PhenakiTrainer: only_train_critic=True, but this Phenaki has no critic")
         excluded = "critic" if generator else "generator" if critic else ""
         for state in self.own.state.phases:
-            name = state.phase.name
-            state.phase = replace(state.phase, active=lambda step, name=name: name != excluded)
+            state.phase = replace(state.phase, active=never if state.phase.name == excluded else always)
         self.own.task.phases = [state.phase for state in self.own.state.phases]
 
     def save(self, milestone: Any, overwrite: bool = True) -> None:

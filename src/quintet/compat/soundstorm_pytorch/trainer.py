@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from quintet.compat.items import pad_with
+from quintet.compat.items import pad
 from quintet.compat.trainer import CompatTrainer, number
 from quintet.compat.views import SchedulerView
 from quintet.families.soundstorm.trainer import SoundStormTrainer as OwnSoundStormTrainer
@@ -18,7 +19,10 @@ class SoundStormTrainer(CompatTrainer):
 
     own_class = OwnSoundStormTrainer
     checkpoint_name = "soundstorm.{step}.pt"
-    merge = staticmethod(pad_with(0))
+
+    @staticmethod
+    def merge(values: list[Tensor]) -> Tensor:
+        return pad(values, 0)
 
     def logs(self, logs: Logs) -> dict[str, float]:
         """`loss`, and its parts `generator_loss` and `critic_loss`."""
