@@ -331,7 +331,7 @@ def mesh_autoencoder(steps: int) -> Overfit:
 
 
 def tiny_autoencoder() -> Any:
-    embeddings = {f"dim_{name}_embed": 16 for name in ("coor", "area", "normal", "angle")}
+    embeddings: dict[str, Any] = {f"dim_{name}_embed": 16 for name in ("coor", "area", "normal", "angle")}
     dims: dict[str, Any] = {"encoder_dims_through_depth": (32, 64), "decoder_dims_through_depth": (64, 64)}
     return meshgpt_pytorch.MeshAutoencoder(64, **embeddings, **dims, dim_codebook=32, codebook_size=1024)
 
