@@ -56,19 +56,22 @@ ROWS: Mapping[str, tuple[str, str]] = {
         "the same hashes; a forged checkpoint is detected",
     ),
     "damaged-media": (
-        "damaged media of every format, read under a memory limit",
-        "skipped with the reason, below the limit",
+        "large or hostile media of every format, under a limit of memory and steps",
+        "read or skipped with the reason, below the limit",
     ),
     "edited-config": ("an edited `config.yaml` of a run", "refused with the key, or without effect on the result"),
     "flipped-cache": (
-        "a flipped bit in a token cache, or in an index or copy of shards",
-        "detected, written again, the same bytes",
+        "a flipped bit in shards, their copies, exports or linked models",
+        "detected; written again, skipped by name, or refused",
     ),
     "disagreeing-ranks": (
         "processes of one run that disagree on data, keys or versions",
         "all stop with one error; none waits for another",
     ),
-    "moved-run": ("a run folder that is moved, renamed or copied", "opens, samples, evaluates and resumes"),
+    "moved-run": (
+        "a run folder or a token cache that is moved or deleted during training",
+        "followed, or stops with one error",
+    ),
     "reader-beside-writer": (
         "`eval`, `sample`, `view` and `verify` beside a training process",
         "read complete files only; training is not disturbed",

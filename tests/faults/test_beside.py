@@ -15,6 +15,8 @@ from quintet.common.weights import checkpoint
 from quintet.pipelines import loading
 from viewing import serving, wait_for
 
+pytestmark = pytest.mark.fault("reader-beside-writer")
+
 READS = 4
 
 

@@ -104,7 +104,7 @@ def test_an_edited_configuration_is_refused_with_the_difference(finished: Path, 
     # From now on this is the configuration of the run.
     succeed("resume", run, "train.steps=15")
     assert "config.yaml was edited" not in succeed("eval", run).errors
-    ledger("changed-config", 3)
+    ledger("edited-config", 3)
 
 
 def test_a_changed_key_needs_no_checkpoint_to_be_resumed_with(finished: Path, tmp_path: Path, ledger: Ledger) -> None:
@@ -115,7 +115,7 @@ def test_a_changed_key_needs_no_checkpoint_to_be_resumed_with(finished: Path, tm
     succeed("resume", run)
     assert state(run)["step"] == 14
     assert yaml.safe_load((step_folder(run, 14) / "config.yaml").read_text())["optim"]["lr"] == 0.01
-    ledger("changed-config", 1)
+    ledger("edited-config", 1)
 
 
 def test_a_run_of_an_earlier_version_is_compared_with_its_checkpoint(
@@ -128,7 +128,7 @@ def test_a_run_of_an_earlier_version_is_compared_with_its_checkpoint(
     shutil.copy(step_folder(run, 12) / "config.yaml", run / "config.yaml")
     edit(run, "ema.decay", 0.5)
     assert "ema.decay: " in error_line(quintet("resume", run, "train.steps=14").errors)
-    ledger("changed-config", 1)
+    ledger("edited-config", 1)
 
 
 def test_an_edited_configuration_without_a_checkpoint_is_refused(
@@ -140,7 +140,7 @@ def test_an_edited_configuration_without_a_checkpoint_is_refused(
     outcome = quintet("resume", run)
     assert outcome.code == 2
     assert "config.yaml was edited or damaged after the run started" in error_line(outcome.errors)
-    ledger("changed-config", 1)
+    ledger("edited-config", 1)
 
 
 def test_changed_data_is_refused_and_can_be_forced(

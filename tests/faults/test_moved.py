@@ -6,8 +6,12 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from contract.cases import TINY_MUSE
 from helpers import TINY, error_line, forked, last_step, log_text, state, steps_saved, succeed, wait_for_step
+
+pytestmark = pytest.mark.fault("moved-run")
 
 WORDS = ("train.steps=1000000", "optim.decay_steps=1000", "checkpoint.every=1000000", "eval.every=1000000")
 

@@ -20,6 +20,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.fault("flipped-cache")
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer/model.safetensors"])
 def test_an_export_with_a_flipped_bit_is_refused(tmp_path: Path, name: str) -> None:
     hub = copied(MUSE / "hub", tmp_path / "hub")
@@ -36,6 +37,7 @@ def test_an_export_may_have_other_files_and_another_readme(tmp_path: Path) -> No
     succeed("sample", hub, "--text", "a red circle", "--num", 1, "--out", tmp_path / "out")
 
 
+@pytest.mark.fault("flipped-cache")
 def test_a_linked_copy_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
     run = copied(MUSE / "run", tmp_path / "run")
     flip(run / "tokenizer" / "model.safetensors")
@@ -43,6 +45,7 @@ def test_a_linked_copy_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
     assert f"{run / 'tokenizer' / 'model.safetensors'} is damaged" in error_line(outcome.errors)
 
 
+@pytest.mark.fault("flipped-cache")
 def test_codes_with_a_flipped_bit_are_refused(sounds: Path, tmp_path: Path) -> None:
     succeed("encode", CODEC / "hub", sounds, "--out", tmp_path / "codes")
     flip(tmp_path / "codes" / "codes.safetensors")

@@ -135,6 +135,7 @@ def test_a_run_of_two_processes_resumes_exactly(pictures: Path, tmp_path: Path) 
     assert steps_saved(parts)[-1] == 14
 
 
+@pytest.mark.fault("disagreeing-ranks")
 def test_processes_with_other_keys_or_data_are_refused_by_all_with_the_difference(
     pictures: Path, tmp_path: Path
 ) -> None:

@@ -21,6 +21,8 @@ from helpers import environment
 from quintet.web.server import LOOPBACK
 from viewing import add_samples, serving, viewing, write_run
 
+pytestmark = pytest.mark.fault("hostile-page")
+
 HUGE = "1" + "0" * 400
 
 

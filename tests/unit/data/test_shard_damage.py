@@ -22,6 +22,8 @@ from quintet.errors import RunError, UnreadableItem
 from quintet.media.budget import READ_BUDGET_BYTES
 from quintet.media.files import media_ref, read_file
 
+pytestmark = pytest.mark.fault("flipped-cache")
+
 IMAGES = MEDIA["image"].extensions
 DAMAGED = "damaged: its content does not match its hash in the shard"
 

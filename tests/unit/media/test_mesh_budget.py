@@ -26,6 +26,8 @@ from pathlib import Path
 from quintet.errors import UnreadableItem
 from quintet.media.mesh import probe_mesh
 
+pytestmark = pytest.mark.fault("damaged-media")
+
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -24,6 +24,8 @@ from quintet.errors import UnreadableItem
 from quintet.media import audio, budget, image, video
 from quintet.media.chunks import MAX_CHUNKS, check_mov
 
+pytestmark = pytest.mark.fault("damaged-media")
+
 STEPS = 20_000
 """The limit in these tests, for short files."""
 
