@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quintet.common import files
 from quintet.common.inference import inference_mode
+from quintet.common.outputs import mark_output
 from quintet.common.weights import checkpoint
 from quintet.data.token_files import ITEMS, code_contents, read_codes
 from quintet.errors import UnreadableItem, UsageError
@@ -66,6 +67,7 @@ def decode_folder(pipeline: Pipeline[Any], folder: Path, out: Path) -> int:
         )
     try:
         with inference_mode(tokenizer.modules), files.atomic_folder(out) as temporary:
+            mark_output(temporary)
             _decode_items(tokenizer, codes, items, folder, temporary)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quintet.common.files import atomic_folder, replace_text
+from quintet.common.outputs import mark_output
 from quintet.errors import UsageError
 from quintet.web import samples
 from quintet.web.common import PAGE, json_safe, to_json
@@ -46,6 +47,7 @@ def write_page(paths: Sequence[Path], target: Path) -> Iterator[str]:
             replace_text(target, _page(_content(title, runs, store)))
         else:
             with atomic_folder(target) as temporary:
+                mark_output(temporary)
                 store = MediaFolder(temporary)
                 (temporary / "index.html").write_text(_page(_content(title, runs, store)), encoding="utf-8")
     except OSError as error:

@@ -114,6 +114,16 @@ def test_samples_and_marked_folders_are_left_out_and_named(photos: Path) -> None
     assert any(line.endswith("out: samples of a model") for line in report.lines())
 
 
+def test_decoded_files_and_exported_pages_are_left_out(photos: Path, trained: Path) -> None:
+    before = files_of(list_media(photos, image.EXTENSIONS))
+    succeed("encode", trained, photos, "--out", photos / "codes")
+    succeed("decode", trained, photos / "codes", "--out", photos / "decoded")
+    succeed("view", trained, "--export", photos / "page")
+    assert list((photos / "decoded").glob("*.png"))
+    assert list((photos / "page").rglob("*.png"))
+    assert files_of(list_media(photos, image.EXTENSIONS)) == before
+
+
 def test_a_folder_of_samples_is_data_if_the_user_names_it(photos: Path) -> None:
     (photos / "cats" / "samples.jsonl").write_text(json.dumps({"file": "0.png", "model": "runs/a"}) + "\n")
     (photos / "cats" / OUTPUT_MARKER).touch()
