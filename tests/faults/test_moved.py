@@ -47,6 +47,22 @@ def test_a_run_whose_folder_was_deleted_ends_with_one_sentence(pictures: Path, t
     assert not run.exists()
 
 
+def test_files_that_make_a_folder_a_run_are_written_again(pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    words = ("train", "vqgan", pictures, "--out", run, *TINY, *WORDS, "sample.every=1000000")
+    with forked(words, tmp_path / "said") as process:
+        wait_for_step(run, 3, process)
+        (run / "data.json").unlink()
+        (run / "config.yaml").unlink()
+        wait_for_step(run, last_step(run) + 5, process)
+        process.send(signal.SIGTERM)
+        assert process.end() == 128 + signal.SIGTERM, process.seen
+
+    assert f"{run / 'config.yaml'} was deleted, and is written again" in log_text(run)
+    assert f"continue with `quintet resume '{run}'`" in process.seen
+    succeed("resume", run, f"train.steps={state(run)['step'] + 1}")
+
+
 def test_a_token_cache_that_is_deleted_does_not_end_the_run(pictures: Path, tmp_path: Path) -> None:
     run, cache = tmp_path / "run", tmp_path / "cache"
     keys = ("train.steps=1000000", "data.num_workers=2", "eval.every=5", f"data.cache_dir={cache}")

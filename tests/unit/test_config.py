@@ -550,3 +550,8 @@ def test_a_data_path_becomes_absolute_and_a_url_is_unchanged(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     assert configs.data_path("photos") == str(tmp_path.resolve() / "photos")
     assert configs.data_path("s3://bucket/date=2024/set") == "s3://bucket/date=2024/set"
+
+
+def test_a_number_that_is_too_large_is_named_as_such() -> None:
+    with pytest.raises(UsageError, match=r"train\.seed: '9+' is too large a number"):
+        parse_overrides(["train.seed=" + "9" * 30])

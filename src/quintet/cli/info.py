@@ -39,7 +39,7 @@ def show_config(
 
 
 def doctor() -> None:
-    """DemoRun versions, devices and optional dependencies of this installation."""
+    """Show versions, devices and optional dependencies of this installation."""
     from quintet.doctor import lines
 
     for line in lines():

@@ -84,7 +84,8 @@ def parse_value(text: str, key: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except _UNREADABLE:
-        raise UsageError(f"{plain(key)}: {short(text)} is not valid YAML; put it in quotes") from None
+        problem = "too large a number" if text.strip().lstrip("+-").isdigit() else "not valid YAML; put it in quotes"
+        raise UsageError(f"{plain(key)}: {short(text)} is {problem}") from None
 
 
 def read_yaml(path: Path) -> Tree:

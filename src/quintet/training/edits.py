@@ -6,13 +6,14 @@ its checkpoints say what it was: each contains a copy of the configuration, prot
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from quintet.common.weights import checkpoint
 from quintet.common.weights.run_reader import CONFIG_FILE, is_as_written, was_edited
 from quintet.config import RESUMABLE, RunConfig, build, differences
 from quintet.errors import UsageError
-from quintet.training.run_folder import Run
+from quintet.training.run_folder import Run, resume_command
 
 
 def edited_keys(run: Run, config: RunConfig, force: bool = False) -> dict[str, tuple[Any, Any]]:
@@ -28,7 +29,7 @@ def edited_keys(run: Run, config: RunConfig, force: bool = False) -> dict[str, t
         if not force and not checkpoint.steps(run.checkpoints) and was_edited(run.folder):
             raise UsageError(
                 f"{run.config_file} was edited or damaged after the run started, and there is no checkpoint to "
-                f"compare it with; restore it, or continue with it (`quintet resume {run.folder} --force`)"
+                f"compare it with; restore it, or continue with it (`{resume_command(run.folder, '--force')}`)"
             )
         return {}
     edited = differences(build(type(config), file=copy), config)
@@ -36,9 +37,10 @@ def edited_keys(run: Run, config: RunConfig, force: bool = False) -> dict[str, t
     refused = {key: values for key, values in edited.items() if not _may_change(key, allowed)}
     if refused and not force:
         listed = "; ".join(f"{key}: {before!r} -> {after!r}" for key, (before, after) in refused.items())
+        restore = shlex.join(["cp", str(copy), str(run.config_file)])
         raise UsageError(
             f"{run.config_file} differs from the configuration of the checkpoints ({listed}); restore it with "
-            f"`cp {copy} {run.config_file}`, or continue with it (`quintet resume {run.folder} --force`)"
+            f"`{restore}`, or continue with it (`{resume_command(run.folder, '--force')}`)"
         )
     return edited
 

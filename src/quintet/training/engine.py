@@ -241,7 +241,8 @@ def explain_failure(error: BaseException, grad_accum_steps: int, micro_batch_siz
         return RunError(
             f"out of memory; use a larger train.grad_accum_steps (now {grad_accum_steps}, try "
             f"{grad_accum_steps * factor}): "
-            "micro-batches become smaller and the batch size stays the same"
+            "micro-batches become smaller and the batch size stays the same; if that is not enough, use a smaller "
+            "model or smaller items"
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "NCCL", "Connection closed")):
         if "imed out" in text:

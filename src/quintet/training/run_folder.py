@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 import socket
 import time
 import weakref
@@ -64,7 +65,7 @@ class Run:
         ignored = _STARTUP_FILES.union(frozen, (f".writing-{name}" for name in frozen))
         used = folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - ignored)
         if used:
-            hint = f"continue it with `quintet resume {folder}` or choose" if self.config_file.exists() else "choose"
+            hint = f"continue it with `{resume_command(folder)}` or choose" if self.config_file.exists() else "choose"
             raise UsageError(f"{folder} exists already; {hint} another folder with --out")
 
     @classmethod
@@ -100,6 +101,11 @@ class Run:
             if os.path.samestat(os.stat(moved), os.fstat(self._directory)):
                 return moved
         return None
+
+    def restore(self, config: RunConfig, data: Mapping[str, Any]) -> None:
+        """Write the files again without which a folder is not a run."""
+        self.write_json(self.data_file, data)
+        files.replace_text(self.config_file, with_hash(config.to_yaml()))
 
     # --- one writer ---------------------------------------------------------------------------------------
 
@@ -287,6 +293,11 @@ def _close_in_children(lock: IO[bytes]) -> None:
             held.close()
 
     os.register_at_fork(after_in_child=close)
+
+
+def resume_command(folder: Path, *options: str) -> str:
+    """The command that resumes a run, quoted so that it can be pasted into a shell."""
+    return shlex.join(["quintet", "resume", str(folder), *options])
 
 
 def next_folder(recipe: str, root: Path = Path("runs")) -> Path:

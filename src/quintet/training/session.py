@@ -27,7 +27,7 @@ from quintet.training.guard import NonFiniteGuard, Saver
 from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker, check_trackers
 from quintet.training.order import Order
-from quintet.training.run_folder import Run
+from quintet.training.run_folder import Run, resume_command
 from quintet.training.schedule import Schedule, schedule_of
 from quintet.training.signals import StopRequest
 from quintet.training.skipped import SkippedMessages
@@ -171,7 +171,7 @@ class TrainingSession:
         if difference and not force:
             raise UsageError(
                 f"the data changed since the run started ({difference}); restore it, continue with the changed data "
-                f"(`quintet resume {self.run.folder} --force`), or start a new run with --init {self.run.folder}"
+                f"(`{resume_command(self.run.folder, '--force')}`), or start a new run with --init {self.run.folder}"
             )
         if difference:
             self.print(f"forced: the data changed since the run started ({difference})")

@@ -42,6 +42,7 @@ from quintet.training.metrics import Stopwatch, make_trackers
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.phase import Modules
 from quintet.training.prepare import data_record, schedule_notes, unreached_notes
+from quintet.training.run_folder import resume_command
 from quintet.training.session import TrainingSession
 from quintet.training.signals import StopRequest
 
@@ -87,7 +88,7 @@ class Trainer(TrainingSession):
             self.close_outputs()
         if stopped:
             self.print(
-                f"stopped at step {self.step} by {self._stop.cause}; continue with `quintet resume {self.run.folder}`"
+                f"stopped at step {self.step} by {self._stop.cause}; continue with `{resume_command(self.run.folder)}`"
             )
 
     def open_outputs(self) -> None:
@@ -209,6 +210,9 @@ class Trainer(TrainingSession):
             before = self.run.folder
             self.run.move_to(Path(path))
             self.print(f"the run folder {before} was moved to {path}; training continues there")
+        if self.engine.is_main and not self.run.config_file.exists():
+            self.run.restore(self.config, data_record(self.splits))
+            self.print(f"{self.run.config_file} was deleted, and is written again")
 
     def _log(self) -> dict[str, float]:
         metrics = {f"train/{name}": value for name, value in self.meter.read().items()}
