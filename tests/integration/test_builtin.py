@@ -38,7 +38,7 @@ def test_codes_are_exact_to_the_bin_and_back(meshes: Path) -> None:
 
     codes = load_file("codes/codes.safetensors")["codes"]
     rows = [json.loads(line) for line in Path("codes/items.jsonl").read_text().splitlines()]
-    files = sorted(Path("decoded").iterdir())
+    files = sorted(Path("decoded").glob("[!.]*"))
     assert len(rows) == len(codes) == len(files)
     lengths = set()
     for row, own, file in zip(rows, codes, files, strict=True):

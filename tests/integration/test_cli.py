@@ -379,4 +379,4 @@ def test_encode_skips_unreadable_files(pictures: Path, trained: Path, tmp_path: 
     rows = [json.loads(line) for line in (tmp_path / "codes" / "items.jsonl").read_text().splitlines()]
     assert [row["file"] for row in rows] == ["a.png", "b.png", "c.png"]
     assert "skipped" in rows[1]
-    assert sorted(path.name for path in (tmp_path / "decoded").iterdir()) == ["00000-a.png", "00001-c.png"]
+    assert sorted(path.name for path in (tmp_path / "decoded").glob("[!.]*")) == ["00000-a.png", "00001-c.png"]
