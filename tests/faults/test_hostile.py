@@ -32,6 +32,7 @@ from faults.conftest import Ledger
 from faults.ledger import WHOLE
 from helpers import Outcome, copied, error_line, forked, made_once, quintet, renew_sums, steps_saved, succeed, tree
 from quintet import registry
+from quintet.common.outputs import OUTPUT_MARKER
 
 DEEP = 100_000
 """Levels of nesting: more than any recursive reader has stack for."""
