@@ -42,6 +42,8 @@ class Overfit:
     first: float
     by_hand: float
     by_trainer: float
+    by_seed: tuple[float, ...]
+    """The difference of each seed, in percent."""
 
     @property
     def difference(self) -> float:
@@ -102,7 +104,8 @@ def compare(
 ) -> Overfit:
     """Train two copies of a model and measure both; the mean over some seeds."""
     measured = [_compare(make, loss, optimizer, train, steps, seed) for seed in range(SEEDS)]
-    return Overfit(*(sum(values) / SEEDS for values in zip(*measured, strict=True)))
+    first, by_hand, by_trainer = (sum(values) / SEEDS for values in zip(*measured, strict=True))
+    return Overfit(first, by_hand, by_trainer, tuple(round(100 * (new - old) / old, 2) for _, old, new in measured))
 
 
 def _compare(
