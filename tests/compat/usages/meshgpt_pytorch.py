@@ -13,7 +13,9 @@ from compat.usage import usage
 from quintet.compat.meshgpt_pytorch import (
     DatasetFromTransforms,
     MeshAutoencoder,
+    MeshAutoencoderTrainer,
     MeshTransformer,
+    MeshTransformerTrainer,
     cache_face_edges_for_dataset,
     cache_text_embeds_for_dataset,
 )
@@ -368,6 +370,35 @@ def cached_texts() -> None:
     assert torch.equal(dataset[1][2], first)
     assert calls.count("chair number 1") == 1
     assert Path("text_embed_cache/cache.text_embed.memmap.npy").is_file()
+
+
+@usage("MeshTransformerTrainer", "a model of this package on items with cached text embeddings")
+def train_on_cached_texts() -> None:
+    model = transformer(condition_on_text=True)
+    kind = cache_text_embeds_for_dataset(model.embed_texts, 4)(type("Chairs", (_Chairs,), {}))
+    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    trainer = MeshTransformerTrainer(model, kind(), num_train_steps=2, batch_size=2, grad_accum_every=1, warmup_steps=0)
+    trainer.train()
+    assert any(
+        not torch.equal(before[name], tensor) for name, tensor in model.model.state_dict().items() if name in before
+    )
+    faces, mask = model.generate(texts=["a chair"], max_seq_len=12)
+    assert len(faces) == len(mask) == 1
+
+
+@usage("MeshTransformerTrainer", "a model of this package on items with codes")
+def train_on_code_items() -> None:
+    model = transformer()
+    items = [{"codes": model.autoencoder.tokenize(*_Chairs()[index][:2])} for index in range(3)]
+    MeshTransformerTrainer(model, items, num_train_steps=2, batch_size=2, grad_accum_every=1).train()
+
+
+@usage("MeshAutoencoderTrainer", "a model of this package")
+def train_autoencoder() -> None:
+    model = autoencoder()
+    items = [_Chairs()[index][:2] for index in range(3)]
+    MeshAutoencoderTrainer(model, items, num_train_steps=2, batch_size=2, grad_accum_every=1).train()
+    assert model.tokenize(*items[0]).shape == (9, 2)
 
 
 @usage("cache_face_edges_for_dataset", "adjacent faces are found once")

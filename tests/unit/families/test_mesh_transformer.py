@@ -635,13 +635,16 @@ class Rows:
         return {
             "codes": {"codes": padded.numpy(), "texts": text},
             "flat codes": {"codes": codes.flatten(), "texts": text},
+            "codes of vertices": {"codes": codes.view(-1, 3), "texts": text},
             "tuples of codes": (codes, text),
             "codes and vectors": {"codes": codes, "text_embeds": vectors},
             "meshes and vectors": (vertices, faces, vectors),
         }[self.form]
 
 
-@pytest.mark.parametrize("form", ["codes", "flat codes", "tuples of codes", "codes and vectors", "meshes and vectors"])
+@pytest.mark.parametrize(
+    "form", ["codes", "flat codes", "codes of vertices", "tuples of codes", "codes and vectors", "meshes and vectors"]
+)
 def test_a_dataset_of_codes_or_of_text_embeddings_trains_and_samples(form: str, tmp_path: Path) -> None:
     text = {"text": "vectors", "vector_dim": 6} if "vectors" in form else {}
     keys = {"log.trackers": [], "data.num_workers": 0, "sample.max_faces": 4, "sample.num": 2, "data.augment": False}

@@ -199,6 +199,47 @@ def test_an_empty_negative_text_equals_no_negative_text(
     assert text_masks == [[True, has_text]]
 
 
+def test_projected_guidance_changes_only_what_is_generated_with_guidance() -> None:
+    model = make().eval()
+
+    def codes(scale: float, projected: bool) -> list[Tensor]:
+        settings = Sampling(guidance_scale=scale, guidance_projection=projected)
+        return model.generate(["a cup", "a hat"] * 4, items(8), settings).rows
+
+    def same(one: list[Tensor], other: list[Tensor]) -> bool:
+        return all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+
+    assert same(codes(1.0, True), codes(1.0, False))
+    assert not same(codes(30.0, True), codes(30.0, False))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_of_all_positions_are_those_of_the_training(kind: str) -> None:
+    model = make(kind=kind).eval()
+    codes = torch.randint(0, model.end_id, (2, 3, SIZE), generator=torch.Generator().manual_seed(0))
+    conditioning = model.texts(["a cup", "a hat"])
+    everything = model.logits(codes, conditioning)
+    trained = model(codes, torch.tensor([3, 3]), conditioning)
+    assert everything.shape == (2, 3 * SIZE + 1, model.end_id + 1)
+    torch.testing.assert_close(everything.flatten(0, 1), trained.logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_embeddings_condition_training_and_generation(kind: str) -> None:
+    model = make(kind=kind, text="vectors", vector_dim=6).eval()
+    vectors, mask = torch.randn(2, 4, 6), torch.arange(4) < torch.tensor([[4], [2]])
+    codes, lengths = torch.zeros(2, 2, SIZE, dtype=torch.int64), torch.tensor([2, 2])
+    told = model(codes, lengths, model.text_vectors(vectors, mask)).logits
+    longer = model(codes, lengths, model.text_vectors(F.pad(vectors, (0, 0, 0, 3)), F.pad(mask, (0, 3)))).logits
+    untold = model(codes, lengths, model.text_vectors(vectors, mask, torch.tensor([False, False]))).logits
+    torch.testing.assert_close(told, longer)
+    assert not torch.allclose(told, untold)
+    generated = model.generate(["", ""], items(2), Sampling(guidance_scale=2.0), embeddings=(vectors, mask))
+    assert len(generated.rows) == 2
+    with pytest.raises(UsageError, match="negative prompt needs texts"):
+        model.generate(["", ""], items(2), negative="a hat", embeddings=(vectors, mask))
+
+
 class UncachedState:
     """Decoding without a cache: every step is a full forward pass."""
 

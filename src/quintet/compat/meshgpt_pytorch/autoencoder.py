@@ -127,8 +127,8 @@ class MeshAutoencoder(Rebuildable):
             "num_discrete_normals": num_discrete_normals,
             "num_discrete_angle": num_discrete_angle,
         }
-        for name, value in derived.items():
-            refuse_unless(NAME, name, value, (BINS, num_discrete_coors), "all features have num_discrete_coors bins")
+        for name, bins in derived.items():
+            refuse_unless(NAME, name, bins, (BINS, num_discrete_coors), "all features have num_discrete_coors bins")
         notify(
             NAME,
             "all quantizers are always used, and codes are not sampled (rq_kwargs, rvq_stochastic_sample_codes)",
@@ -270,7 +270,8 @@ class MeshAutoencoder(Rebuildable):
 
     def to_coor_logits(self, decoded: Tensor) -> Tensor:
         """Logits (batch, faces, coordinates, bins) of the output of `decode`."""
-        return self.model.decoder.logits(decoded.flatten(0, 1)).unflatten(0, decoded.shape[:2])
+        logits = self.model.decoder.logits(decoded.flatten(0, 1))
+        return logits.view(*decoded.shape[:2], *logits.shape[1:])
 
     @torch.no_grad()
     def decode_from_codes_to_faces(

@@ -156,7 +156,7 @@ class _Cache:
             shapes: list[tuple[int, ...]] = [(count, self.length, self.width()), (count,)]
             kinds = ("float32", "bool")
             opened = [
-                np.lib.format.open_memmap(path, mode=mode, dtype=kind, shape=shape)  # type: ignore[no-untyped-call]
+                np.lib.format.open_memmap(path, mode=mode, dtype=kind, shape=shape)
                 for path, kind, shape in zip(paths, kinds, shapes, strict=True)
             ]
             for file, shape in zip(opened, shapes, strict=True):

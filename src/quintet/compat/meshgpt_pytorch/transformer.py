@@ -196,7 +196,7 @@ class MeshTransformer(Rebuildable):
         if texts is not None and text_embeds is not None:
             raise UsageError(f"{NAME} takes either texts or text_embeds")
         if texts is not None and isinstance(self.model.text_encoder, PrecomputedText):
-            texts, text_embeds = None, self.embed_texts(list(texts))
+            text_embeds = self.embed_texts(list(texts))
         given = texts if text_embeds is None else text_embeds
         if given is not None and len(given) != count:
             raise UsageError(f"{len(given)} texts are given for {count} meshes")

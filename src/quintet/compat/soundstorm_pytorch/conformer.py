@@ -104,7 +104,11 @@ class ConformerWrapper(CompatModel):
         self.num_quantizers, self.grouped_quantizers = num_quantizers, grouped_quantizers
         self.num_effective_quantizers = num_quantizers * grouped_quantizers
         self.num_codes_with_mask = codebook_size + 1
-        keys = {**conformer.keys, "num_codes": codebook_size, "num_quantizers": self.num_effective_quantizers}
+        keys: dict[str, Any] = {
+            **conformer.keys,
+            "num_codes": codebook_size,
+            "num_quantizers": self.num_effective_quantizers,
+        }
         # In a tuple, so that the weights of the conformer are in the state once, as those of `model`.
         self._conformer = (conformer,)
         self.model = OwnSoundStorm(**keys)
@@ -147,7 +151,7 @@ class ConformerWrapper(CompatModel):
         frames = torch.ones(codes.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         with _added(self.model.net.conformer, self._additions(cond, sum_embeds)):
             vectors = self.model.net(codes, self.model.conditioning(frames))
-        embeddings = repeat(vectors, "b n d -> b (n q) d", q=quantizers)
+        embeddings: Tensor = repeat(vectors, "b n d -> b (n q) d", q=quantizers)
         if return_embeddings:
             return embeddings
         logits = torch.stack([self.model.logits_of(vectors, level) for level in range(quantizers)], dim=2).flatten(1, 2)

@@ -107,11 +107,6 @@ class MeshTransformerSampleConfig(SampleConfig):
         description="Sample from the most likely codes of this total probability; null uses all codes.",
     )
     guidance_scale: float = Field(1.0, ge=0, description="Classifier-free guidance scale; 1 disables guidance.")
-    guidance_projection: bool = Field(
-        False,
-        description="Projected guidance: remove the part of the guidance that is parallel to the conditional logits, "
-        "which makes them more extreme instead of steering them.",
-    )
     max_faces: int | None = Field(
         None, ge=1, description="Maximum number of faces of a generated mesh; null: model.max_faces."
     )

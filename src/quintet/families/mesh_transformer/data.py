@@ -171,7 +171,10 @@ class CaptionedMeshes(PythonMeshes):
 
 @dataclass
 class PythonFaces(PythonDataset):
-    """Codes of a Python data set, (faces, tokens_per_face) or flat; faces of -1 at the end are padding."""
+    """Codes of a Python data set, (faces, tokens_per_face), (vertices of faces, quantizers) or flat.
+
+    Faces of -1 at the end are padding.
+    """
 
     fields = FIELDS
 
@@ -210,8 +213,10 @@ class PythonFaces(PythonDataset):
         if not has_type(value, ("int",), (1, 2)):
             raise UnreadableItem(f"has no usable codes; expected {CODES.expects}")
         codes = torch.as_tensor(value).detach().cpu().long()
-        if codes.ndim == 1 and len(codes) % per_face == 0:
-            codes = codes.view(-1, per_face)
+        # Flat codes, or one row for each vertex of a face.
+        by_vertex = codes.ndim == 2 and codes.shape[1] and per_face % codes.shape[1] == 0
+        if (codes.ndim == 1 or by_vertex) and codes.numel() % per_face == 0:
+            codes = codes.reshape(-1, per_face)
         if codes.ndim != 2 or codes.shape[1] != per_face:
             raise UnreadableItem(f"has codes of shape {tuple(codes.shape)}; model.tokens_per_face={per_face}")
         valid = (codes >= 0).all(1)

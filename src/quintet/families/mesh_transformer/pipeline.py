@@ -122,7 +122,7 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         return self.transformer.generate(
             [""] * len(texts) if self.unconditional else texts,
             rng,
-            Sampling(config.temperature, config.top_k, config.top_p, self.guidance_scale, config.guidance_projection),
+            Sampling(config.temperature, config.top_k, config.top_p, self.guidance_scale),
             negative=negative,
             embeddings=embeddings,
             face_counts=[config.faces] * len(texts) if config.faces else None,
