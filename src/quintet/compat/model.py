@@ -76,6 +76,11 @@ class CompatModel(LossPasses, nn.Module):
         tensors: Iterable[Tensor] = chain(self.parameters(), self.buffers())
         return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
+    def cuda(self, device: int | torch.device | None = None) -> Self:
+        if not torch.cuda.is_available():
+            raise UsageError(f"{type(self).__name__}.cuda(): there is no CUDA device; leave .cuda() out to use the CPU")
+        return super().cuda(device)
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy builds its own task, whose modules are those of the copy.
         return {**self.__dict__, "_task": None, "_pending": None}

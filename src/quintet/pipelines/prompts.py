@@ -66,9 +66,15 @@ def check_prompts(
         say(f"warning: prompt truncated to {limit} (model.text_length): {long[0][:100]!r}")
 
 
+NEWER_SWITCHES = ("remask_kept", "guidance_projection")
+"""Decoding settings that are recorded only if they are on, so that samples without them have the same record as before
+the settings existed."""
+
+
 def sample_record(settings: SampleConfig, seed: int, **inputs: str | Path | None) -> dict[str, Any]:
     """The common part of a line of `samples.jsonl`: seed, decoding settings, and the texts and files used as input."""
     own = settings.model_dump(mode="json", exclude=set(SampleConfig.model_fields))
+    own = {name: value for name, value in own.items() if value or name not in NEWER_SWITCHES}
     known = {name: str(value) for name, value in inputs.items() if value is not None}
     return {"seed": seed, "settings": own, **known}
 

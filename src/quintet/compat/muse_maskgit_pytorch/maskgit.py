@@ -322,7 +322,7 @@ class Muse(nn.Module):
         return_pil_images: bool = True,
     ) -> Any:
         """One image for each text, as PIL images or as a tensor; with `return_lowres` also those of the base model."""
-        common = {"texts": texts, "cond_scale": cond_scale, "temperature": temperature}
+        common: dict[str, Any] = {"texts": texts, "cond_scale": cond_scale, "temperature": temperature}
         low: Any = self.base_maskgit.generate(**common, timesteps=timesteps)
         steps = timesteps if superres_timesteps is None else superres_timesteps
         high: Any = self.superres_maskgit.generate(**common, cond_images=low, timesteps=steps)

@@ -18,6 +18,7 @@ from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanConfig, VQGanModelConfig
 from quintet.families.vqgan.model import VQGanVAE as OwnVQGanVAE
 from quintet.families.vqgan.task import VQGanTask
+from quintet.nn.quantize.base import Quantizer
 
 NAME = "VQGanVAE"
 GRID = 16
@@ -80,7 +81,7 @@ class VQGanVAE(CompatModel):
         notices += set_options(NAME, self.model.quantizer, lfq_kwargs if lookup_free_quantization else vq_options)
         self.channels = channels
         self.codebook_size = codebook_size
-        self.dim_divisor = 2**layers
+        self.dim_divisor: int = 2**layers
         self.lookup_free_quantization = lookup_free_quantization
         self.use_vgg_and_gan = use_vgg_and_gan
         self._keys = {
@@ -117,13 +118,13 @@ class VQGanVAE(CompatModel):
     # --- attributes of the original -----------------------------------------------------------------------------
 
     @property
-    def quantizer(self) -> nn.Module:
+    def quantizer(self) -> Quantizer:
         return self.model.quantizer
 
     @property
     def encoded_dim(self) -> int:
         """Number of channels of the encoded feature map."""
-        return self.model.quantizer.dim
+        return int(self.model.quantizer.dim)
 
     def get_encoded_fmap_size(self, image_size: int) -> int:
         """Number of rows (and columns) of codes of a square image."""

@@ -252,7 +252,7 @@ class Phenaki(CompatModel):
     def _codes(self, videos: Tensor | None, ids: Tensor | None) -> Tensor:
         """Codes (batch, latent frames, rows, columns)."""
         if videos is not None:
-            codes = self.cvivit(videos, return_only_codebook_ids=True)
+            codes: Tensor = self.cvivit(videos, return_only_codebook_ids=True)
         else:
             assert ids is not None
             codes = ids.to(self.device).view(len(ids), -1, *self.cvivit.patch_height_width)
