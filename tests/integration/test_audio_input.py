@@ -128,7 +128,7 @@ def test_the_check_reports_rates_channels_silence_and_clipping(folder: Path) -> 
     assert "mono 32, 8 channels 3" in outcome.output
     assert "4 files are silent and are still used: silent.flac, silent.mp3, silent.ogg …" in outcome.output
     assert "8 files are clipped and are still used: clipped.flac, clipped.mp3, clipped.ogg …" in outcome.output
-    assert f"next: quintet train mulan {folder}" in outcome.errors + outcome.output
+    assert f"next: quintet train audio-codec {folder}" in outcome.errors + outcome.output
 
 
 def test_training_and_the_check_agree_on_usable_files(folder: Path) -> None:

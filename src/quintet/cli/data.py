@@ -58,7 +58,7 @@ def check(
     if report.usable == 0 or report.problem is not None:
         raise typer.Exit(1)
     if not as_json:
-        print_next(("train", MEDIA[report.medium].recipe, folder))
+        print_next(("train", MEDIA[report.medium].first_recipe(not report.captions.missing), folder))
 
 
 def shard(
@@ -83,4 +83,5 @@ def shard(
     written = write_shards(folder, scanned, out, items=items, megabytes=megabytes)
     say_skipped(dict(written.skipped))
     print_line(f"{written.items} {chosen} files in {written.shards} shards: {out}")
-    print_next(("data", "check", out), ("train", MEDIA[chosen].recipe, out))
+    recipe = MEDIA[chosen].first_recipe(all(entry.text for entry in scanned.entries))
+    print_next(("data", "check", out), ("train", recipe, out))

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from quintet.common.rank import RankInfo
 from quintet.compat.items import cycle, items_of, loader_of, stack_shortest
-from quintet.compat.model import CompatModel, TrainingParts, replace_folder
+from quintet.compat.model import CompatModel, replace_folder
+from quintet.compat.parts_trainer import PartsTrainer
 from quintet.compat.rules import REQUIRED, OriginalTrainer
 from quintet.compat.tables import TRAINERS
 from quintet.compat.translation import (
@@ -43,28 +44,6 @@ from quintet.training.schedule import TorchSchedule, describe_scheduler
 from quintet.training.trainer import Logs
 
 LogFunction = Callable[[Any], None]
-
-
-class PartsTrainer(PythonTrainer):
-    """quintet's trainer, for the parts of a compat model as `model`."""
-
-    always: ClassVar[dict[str, Any]]
-    """Keys that the original always has; keys of the model and of the call replace them."""
-    parts: ClassVar[TrainingParts | None]
-
-    @classmethod
-    def split_model(cls, model: Any) -> Any:
-        return (cls.parts.model, cls.parts.frozen, cls.parts.modules) if cls.parts else super().split_model(model)
-
-    @classmethod
-    def keys_of(cls, model: Any) -> dict[str, Any]:
-        return {**cls.always, **(cls.parts.keys if cls.parts else super().keys_of(model))}
-
-    def _init_state(self, init: Any) -> None:
-        # The codebook of a model that was trained already is not initialised again.
-        if init is None and self.parts is not None and self.parts.trained:
-            init = {self.exported(): dict(self.unwrapped_model.state_dict())}
-        super()._init_state(init)
 
 
 class CompatTrainer(nn.Module):

@@ -18,9 +18,9 @@ from typing import Any
 
 from quintet.common.printable import printable
 from quintet.data.index.captions import equal_captions
-from quintet.data.index.entry import Entry, Scan, read_sequence
+from quintet.data.index.entry import Entry, Scan, read_sequence, unused_split_notes
 from quintet.data.index.folder import Tree
-from quintet.data.index.listing import list_media
+from quintet.data.index.listing import list_media, split_items
 from quintet.data.index.shard_store import is_url
 from quintet.errors import RunError, UnreadableItem
 from quintet.media import audio
@@ -52,9 +52,15 @@ class Medium:
     probe: Probe
     recipe: str
     """The recipe to train on it first."""
+    recipe_without_captions: str | None = None
+    """The recipe to train first if captions are missing; None if `recipe` needs none."""
     notes: Callable[[Sequence[str], Sequence[Facts]], list[str]] = lambda files, facts: []
     image_sequences: bool = False
     """Whether a folder of numbered images counts as one file."""
+
+    def first_recipe(self, captioned: bool) -> str:
+        """The recipe to train first on files that all have captions, or do not."""
+        return self.recipe if captioned else self.recipe_without_captions or self.recipe
 
 
 def image_probe(path: MediaFile) -> Facts:
@@ -132,9 +138,9 @@ def video_notes(files: Sequence[str], facts: Sequence[Facts]) -> list[str]:
 
 MEDIA: dict[str, Medium] = {
     "image": Medium(images.EXTENSIONS, image_probe, "vqgan"),
-    "mesh": Medium(meshes.EXTENSIONS, mesh_probe, "mesh-autoencoder", mesh_notes),
-    "audio": Medium(audio.EXTENSIONS, audio_probe, "mulan", audio_notes),
-    "video": Medium(videos.EXTENSIONS, video_probe, "cvivit", video_notes, image_sequences=True),
+    "mesh": Medium(meshes.EXTENSIONS, mesh_probe, "mesh-autoencoder", notes=mesh_notes),
+    "audio": Medium(audio.EXTENSIONS, audio_probe, "mulan", "audio-codec", audio_notes),
+    "video": Medium(videos.EXTENSIONS, video_probe, "cvivit", notes=video_notes, image_sequences=True),
 }
 
 
@@ -237,6 +243,7 @@ def check_folder(
     good, facts, broken = _probe_all(root, scanned.entries, MEDIA[medium].probe, progress)
     captions = _captions(scanned, good)
     notes = [*scanned.notes, *MEDIA[medium].notes([entry.file for entry in good], facts)]
+    notes += unused_split_notes(split_items(good, 0, 0)[2])
     if captions.distinct == 1 and captions.present > 1:
         notes.append(equal_captions(captions.present, f"{medium} files", captions.examples[0]))
     return Report(

@@ -20,7 +20,7 @@ from quintet.common.logging import say
 from quintet.common.printable import printable
 from quintet.common.rng import ItemRNG
 from quintet.config import DataConfig
-from quintet.data.index.entry import Entry, Scan, no_training_items
+from quintet.data.index.entry import Entry, Scan, no_training_items, unused_split_notes
 from quintet.data.index.folder import METADATA_NAMES
 from quintet.data.index.listing import fingerprint_of, joined, list_media, split_items
 from quintet.data.index.shards import ShardEntries
@@ -135,7 +135,11 @@ def split_folder(
     # A folder that only validates (`eval --data`, `encode`, …) needs no training items.
     if not len(train) and config.validation_path != root:
         raise no_training_items([*aside, *(["validation"] if len(held_out) else [])])
-    _say_notes(root, found)
+    uses_captions = "allow_missing_captions" in type(config).model_fields
+    _say_notes(root, found, uses_captions)
+    if config.validation_path != root:
+        for note in unused_split_notes(aside):
+            say(f"note: {printable(note)}")
     held_root, dataset = root, _dataset(found)
     held_dataset = dataset
     skipped = _reasons(found.skipped)
@@ -143,7 +147,7 @@ def split_folder(
     if config.validation_path is not None:
         other = list_media(config.validation_path, extensions, image_sequences=image_sequences, cache=config.cache_dir)
         if config.validation_path != root:
-            _say_notes(config.validation_path, other)
+            _say_notes(config.validation_path, other, uses_captions)
         train = joined(train, held_out)
         held_out, held_root, held_dataset = other.entries, config.validation_path, _dataset(other)
         skipped.update({f"validation: {name}": reason for name, reason in _reasons(other.skipped).items()})
@@ -164,10 +168,11 @@ def split_folder(
     return Splits(training, validation, prints, skipped, about, extra_splits, shard_shuffle, not sharded, dataset)
 
 
-def _say_notes(root: str, found: Scan) -> None:
+def _say_notes(root: str, found: Scan, uses_captions: bool) -> None:
     """Tell the user what of a folder is not used as it may have been meant."""
     for note in found.notes:
-        say(f"note: {printable(note)}")
+        if uses_captions or note != found.uncaptioned:
+            say(f"note: {printable(note)}")
     lines = [f"{name}: {reason}" for name, reason in found.skipped if name.rpartition("/")[2] in METADATA_NAMES]
     if lines:
         say(f"note: lines of metadata that are not used: {len(lines)}, the first in {printable(lines[0])}")

@@ -72,7 +72,9 @@ def read_header(path: MediaFile) -> AudioHeader:
         header = _sndfile_header(media) or _ffmpeg_header(media)
     if not RATES[0] <= header.rate <= RATES[1]:
         raise UnreadableItem(f"a sample rate of {header.rate} Hz cannot be meant")
-    if not 1 <= header.channels <= MAX_CHANNELS:
+    if header.channels < 1:
+        raise UnreadableItem("its header has no valid number of channels")
+    if header.channels > MAX_CHANNELS:
         raise UnreadableItem(f"{header.channels} channels, more than {MAX_CHANNELS}")
     if header.frames < 1:
         raise UnreadableItem("holds no sound: its length is zero")

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 
+from helpers import succeed
 from quintet.data import check
 from quintet.data.check import check_folder
 from quintet.data.index.folder import Folder, Tree
@@ -105,6 +107,20 @@ def test_progress_is_reported(folder: Path) -> None:
     steps: list[tuple[int, int]] = []
     check_folder(folder, progress=lambda done, total: steps.append((done, total)))
     assert steps[-1] == (8, 8)
+
+
+@pytest.mark.parametrize(("captioned", "recipe"), [(0, "audio-codec"), (1, "audio-codec"), (2, "mulan")])
+def test_the_proposed_recipe_can_train_on_the_files(tmp_path: Path, captioned: int, recipe: str) -> None:
+    clips = tmp_path / "clips"
+    clips.mkdir()
+    for number in range(2):
+        soundfile.write(clips / f"{number}.wav", np.full(800, 0.1 * (number + 1)), 8000)
+        if number < captioned:
+            (clips / f"{number}.txt").write_text(f"sound {number}")
+    assert f"next: quintet train {recipe} {clips}" in succeed("data", "check", clips).output
+    packed = tmp_path / "packed"
+    assert f"quintet train {recipe} {packed}" in succeed("data", "shard", clips, packed).output
+    assert f"next: quintet train {recipe} {packed}" in succeed("data", "check", packed).output
 
 
 def test_another_medium_is_one_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,13 +63,64 @@ UNUSABLE = {
     ),
     "an open quote before closed ones": (
         "metadata.csv",
-        csv("file_name,text", caption='"a" cat').replace('"a" cat 1', '"a cat 1'),
+        csv("file_name,text", caption='a "big" cat').replace('a "big" cat 1', '"a cat 1'),
         "has a quote in line 3 that is not closed; close it, or write a quote inside a text twice",
     ),
     "an open quote in the header": (
         "metadata.csv",
         csv('"file_name,text'),
         "has a quote in line 1 that is not closed; close it, or write a quote inside a text twice",
+    ),
+    "an open quote in the last line": (
+        "metadata.csv",
+        csv("file_name,text").replace("a cat 5\n", '"a cat 5'),
+        "has a quote in line 7 that is not closed; close it, or write a quote inside a text twice",
+    ),
+    "quotes after a backslash": (
+        "metadata.csv",
+        csv("file_name,text,note", caption=r'"says \"hi, you\""'),
+        "has text after a closing quote in line 2; put quotes around the whole cell, and write a quote inside it twice",
+    ),
+    "a backslash at the end of a cut cell": (
+        "metadata.csv",
+        csv("file_name,text,note") + r'images/5.png,"red \",blue" now' + "\n",
+        "has the separator inside quotes in line 8, but the quotes are not around the whole cell; put quotes around it",
+    ),
+    "text after a closing quote": (
+        "metadata.csv",
+        csv("file_name,text", caption='"big" cat'),
+        "has text after a closing quote in line 2; put quotes around the whole cell",
+    ),
+    "a space before a quote": (
+        "metadata.csv",
+        csv("file_name,text,note").replace("a cat 3", ' "first 3, big"'),
+        "has a space before a quote in line 5; remove the space",
+    ),
+    "a space before a quote in the header": (
+        "metadata.csv",
+        csv('"file_name", "text"'),
+        "has a space before a quote in line 1; remove the space",
+    ),
+    "a separator inside quotes inside a cell": (
+        "metadata.csv",
+        csv("file_name;text;note", ";").replace("a cat 3", 'item "hi; you" now'),
+        "has the separator inside quotes in line 5, but the quotes are not around the whole cell; put quotes around it",
+    ),
+    "a repeated column": (
+        "metadata.csv",
+        csv("file_name,text,Text,text"),
+        "has the column 'text' twice; rename or remove one",
+    ),
+    "a repeated column of files": ("metadata.csv", csv("file_name,file_name"), "has the column 'file_name' twice"),
+    "a repeated key": (
+        "metadata.jsonl",
+        json.dumps(rows()[0]) + '\n{"file_name": "images/1.png", "text": "a", "text": "b", "box": {"x": 1}}\n',
+        "has the key 'text' twice in line 2; keep one",
+    ),
+    "single quotes": (
+        "metadata.csv",
+        csv("'file_name','text'"),
+        'has other quotes than " around its cells; use double quotes, or none',
     ),
     "UTF-16 without a mark": ("metadata.csv", csv("file_name,text").encode("utf-16-le"), "is not UTF-8 text"),
     "UTF-32": ("metadata.csv", csv("file_name,text").encode("utf-32"), "is not UTF-8 text; save it as UTF-8"),
@@ -157,6 +208,93 @@ def test_metadata_of_another_medium_is_not_refused(photos: Path) -> None:
 def test_texts_of_several_lines_are_no_open_quotes(photos: Path) -> None:
     (photos / "metadata.csv").write_text('file_name,text\nimages/0.png,"a cat\nwith ""quotes"", asleep"\n')
     assert list_media(photos, EXTENSIONS).entries[0].text == 'a cat\nwith "quotes", asleep'
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        'images/0.png,a 12" disc,a 3" nail',
+        'images/0.png,"a 12"" disc","a 3"" nail"',
+        'images/0.png,the "big" one,a "small" one',
+        "images/0.png,a red dog,on grass",
+        'images/0.png,"a red dog", on grass',
+        "images/0.png, a red dog, on grass",
+    ],
+)
+def test_ordinary_quotes_and_separators_are_read_without_a_note(photos: Path, row: str) -> None:
+    (photos / "metadata.csv").write_text(f"file_name,text,note\n{row}\n")
+    found = list_media(photos, EXTENSIONS)
+    expected = row.split(",", 1)[1].rsplit(",", 1)[0].strip().removeprefix('"').removesuffix('"').replace('""', '"')
+    assert found.entries[0].text == expected
+    assert found.notes == ["5 of 6 files have no caption in the metadata.csv"]
+
+
+def test_columns_and_nested_keys_that_are_not_read_may_repeat(photos: Path) -> None:
+    (photos / "metadata.csv").write_text(csv("file_name,text,,tag,tag,"))
+    assert list_media(photos, EXTENSIONS).entries[1].text == "a cat 1"
+    line = '{"file_name": "images/1.png", "box": {"text": 1, "text": 2}, "text": "a dog"}\n'
+    (photos / "metadata.jsonl").write_text(line)
+    assert list_media(photos, EXTENSIONS).entries[1].text == "a dog"
+
+
+def test_an_unquoted_comma_and_the_items_it_moves_to_another_split_are_said_before_training(
+    photos: Path, tmp_path: Path
+) -> None:
+    lines = [f"images/{name},a cat {name[0]},train" for name in NAMES]
+    lines[0] = lines[0].replace("train", "Test")
+    lines[3] = "images/3.png,a red dog, on grass"
+    (photos / "metadata.csv").write_text("\n".join(["file_name,text,split", *lines, ""]))
+    said = succeed("train", "vqgan", photos, *TINY, "train.batch_size=2", "--out", tmp_path / "run").errors
+    unused = "1 item is in the split 'on grass', which is not used for training: images/3.png"
+    comma = (
+        "metadata.csv: line 5 may have an unquoted comma in 'text': the next cell begins with a space; put quotes "
+        "around a text that contains a comma"
+    )
+    assert f"note: {comma}\n" in said
+    assert f"note: {unused}\n" in said
+    assert "'test'" not in said
+    checked = succeed("data", "check", photos).output
+    assert comma in checked
+    assert unused in checked
+
+
+def test_items_of_many_unusual_splits_are_summed_up(photos: Path) -> None:
+    lines = [f"images/{name},a cat,{'train' if name[0] == '0' else 'part ' + name[0]}" for name in NAMES]
+    (photos / "metadata.csv").write_text("\n".join(["file_name,text,split", *lines, ""]))
+    notes = json.loads(succeed("data", "check", photos, "--json").output)["notes"]
+    assert [note for note in notes if "split" in note] == [
+        *(
+            f"1 item is in the split 'part {part}', which is not used for training: images/{part}.png"
+            for part in (1, 2, 3)
+        ),
+        "2 more splits are not used for training",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "note"),
+    [
+        ("file_name,Text", "there is no 'text'; if it holds the captions, rename 'Text' to 'text'"),
+        ("file_name,text,Split", "there is no 'split'; if it holds the splits, rename 'Split' to 'split'"),
+    ],
+)
+def test_a_column_whose_name_differs_in_case_is_said_with_the_advice_to_rename_it(
+    photos: Path, header: str, note: str
+) -> None:
+    (photos / "metadata.csv").write_text(csv(header))
+    assert f"metadata.csv: {note}" in list_media(photos, EXTENSIONS).notes
+
+
+def test_a_recipe_without_captions_does_not_say_that_captions_are_missing(
+    photos: Path, tmp_path: Path, trained: Path
+) -> None:
+    (photos / "metadata.jsonl").write_text(
+        "".join(json.dumps({"file_name": f"images/{name}", "split": "train"}) + "\n" for name in NAMES)
+    )
+    assert "have no caption" not in succeed("train", "vqgan", photos, *TINY, "--out", tmp_path / "run").errors
+    refused = quintet("train", "muse", photos, "--tokenizer", trained, "--preset", "debug", "--out", tmp_path / "muse")
+    assert "note: 6 of 6 files have no caption in the metadata.jsonl" in refused.errors
+    assert "6 of 6 images have no caption" in error_line(refused.errors)
 
 
 def test_unused_lines_and_a_caption_column_of_another_name_are_said_before_training(

@@ -254,6 +254,19 @@ def test_streams_without_a_length_are_read(tmp_path: Path) -> None:
     assert read_audio(wav).shape == (1, RATE)
 
 
+@pytest.mark.parametrize(
+    ("channels", "reason"),
+    [(65, "65 channels, more than 64"), (0, "no valid number"), (65535, "no valid number")],
+)
+def test_a_number_of_channels_that_cannot_be_meant_is_named(tmp_path: Path, channels: int, reason: str) -> None:
+    path = write(tmp_path / "a.wav", sweep(1))
+    content = bytearray(path.read_bytes())
+    content[22:24] = struct.pack("<H", channels)
+    path.write_bytes(content)
+    with pytest.raises(UnreadableItem, match=reason):
+        read_header(path)
+
+
 def test_windows_cover_a_clip_from_its_start_to_its_end() -> None:
     assert window_starts(5, 10, 3, 8) == [0]
     assert window_starts(10, 10, 3, 8) == [0]

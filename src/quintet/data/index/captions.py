@@ -23,14 +23,25 @@ from quintet.common.files import read_regular
 from quintet.errors import UsageError
 
 FILE_COLUMN, TEXT_COLUMN, SPLIT_COLUMN = "file_name", "text", "split"
-_CSV_DELIMITERS = (",", ";", "\t")  # spreadsheets use the separator of their locale
+_CSV_DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}  # spreadsheets use the separator of their locale
 _LIKE_FILE = frozenset(
     ("filename", "file", "filepath", "path", "name", "image", "imagepath", "img", "audio", "video", "mesh", "key")
 )
 _LIKE_TEXT = frozenset(
-    ("caption", "captions", "prompt", "description", "label", "sentence", "transcription", "texts", "title")
+    ("text", "texts", "caption", "captions", "prompt", "description", "label", "sentence", "transcription", "title")
 )
+_LIKE_SPLIT = frozenset(("split", "splits"))
+_OTHER_QUOTES = "'`\u00b4\u2018\u2019\u201c\u201d"
 _OPEN_QUOTE = "has a quote in line {} that is not closed; close it, or write a quote inside a text twice"
+_SPACE_BEFORE_QUOTE = "has a space before a quote in line {}; remove the space, or put quotes around the whole cell"
+_TEXT_AFTER_QUOTE = (
+    "has text after a closing quote in line {}; put quotes around the whole cell, and write a quote inside it twice, "
+    "without a backslash"
+)
+_CUT_QUOTE = (
+    "has the separator inside quotes in line {}, but the quotes are not around the whole cell; put quotes around it, "
+    "and write a quote inside it twice, without a backslash"
+)
 _CAPTION_BYTES = 2**16
 _METADATA_BYTES = 2**30
 _SHOWN = 80
@@ -80,12 +91,19 @@ def parse_jsonl(data: bytes) -> Metadata:
     """Parse one JSON object per line."""
     metadata = Metadata()
     seen: dict[str, None] = {}
+    names: list[str] = []  # keys of the last object that was read, with repetitions: the outermost one ends last
+    repeated: str | None = None
+
+    def fields_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names[:] = [name for name, _ in pairs]
+        return dict(pairs)
+
     text = _decoded(data, metadata)
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
+            fields = json.loads(line, object_pairs_hook=fields_of)
         except (ValueError, RecursionError):
             metadata.skipped.append((number, "not a line of JSON"))
             continue
@@ -93,11 +111,18 @@ def parse_jsonl(data: bytes) -> Metadata:
             metadata.skipped.append((number, "not a JSON object"))
             continue
         seen.update(dict.fromkeys(fields))
+        if repeated is None and (key := _repeated(names)) is not None:
+            repeated = f"has the key '{key}' twice in line {number}; keep one"
         _add_row(metadata, number, fields)
     metadata.columns = [encodable_text(name) for name in seen]
-    metadata.problem = _jsonl_problem(text, metadata)
-    _note_text_column(metadata)
+    metadata.problem = repeated or _jsonl_problem(text, metadata)
+    _note_columns(metadata)
     return metadata
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    """The first name that is read and occurs twice: which of the two is meant cannot be known."""
+    return next((name for name in (FILE_COLUMN, TEXT_COLUMN, SPLIT_COLUMN) if names.count(name) > 1), None)
 
 
 def _jsonl_problem(text: str, metadata: Metadata) -> str | None:
@@ -121,6 +146,9 @@ def parse_csv(data: bytes) -> Metadata:
         metadata.skipped.append((1, f"no column {FILE_COLUMN}: the first line names {named}"))
         metadata.problem = _header_problem(text, header)
         return metadata
+    if (column := _repeated(header)) is not None:
+        metadata.problem = f"has the column '{column}' twice; rename or remove one"
+        return metadata
     for number, cells in _csv_rows(text, delimiter, metadata):
         if len(cells) > len(header):
             hint = "quote a text that contains the separator"
@@ -129,7 +157,7 @@ def parse_csv(data: bytes) -> Metadata:
             _add_row(metadata, number, dict(zip(header, cells, strict=False)))
     if metadata.problem is None and not metadata.rows:
         metadata.problem = _no_rows(text, metadata, "one line per file below the header")
-    _note_text_column(metadata)
+    _note_columns(metadata)
     return metadata
 
 
@@ -140,6 +168,8 @@ def _header_problem(text: str, header: Sequence[str]) -> str:
         return _no_rows(text, Metadata(), f"a header line {wanted} and one line per file")
     if any("\n" in cell for cell in header):
         return _OPEN_QUOTE.format(1)
+    if any(cell.strip(_OTHER_QUOTES) == FILE_COLUMN for cell in header):
+        return 'has other quotes than " around its cells; use double quotes, or none'
     if len(header) == 1 and FILE_COLUMN in header[0]:
         return f"has no column '{FILE_COLUMN}'; separate the columns with a comma, a semicolon or a tab"
     if any(re.search(r"\w\.\w{1,5}$", cell) for cell in header):
@@ -164,12 +194,14 @@ def _no_rows(text: str, metadata: Metadata, wanted: str) -> str:
     return f"is empty; write {wanted}, or delete it"
 
 
-def _note_text_column(metadata: Metadata) -> None:
-    """Captions are read from one column only; say so if another one looks like it."""
-    if metadata.rows and TEXT_COLUMN not in metadata.columns:
-        near = _renamed(metadata.columns, _LIKE_TEXT, "")
-        if near.startswith("rename"):
-            metadata.notes.append(f"there is no '{TEXT_COLUMN}'; if it holds the captions, {near} to '{TEXT_COLUMN}'")
+def _note_columns(metadata: Metadata) -> None:
+    """Captions and splits are read from one column each; say so if another one looks like it."""
+    if not metadata.rows:
+        return
+    for column, near, what in ((TEXT_COLUMN, _LIKE_TEXT, "captions"), (SPLIT_COLUMN, _LIKE_SPLIT, "splits")):
+        advice = _renamed(metadata.columns, near, "")
+        if column not in metadata.columns and advice.startswith("rename"):
+            metadata.notes.append(f"there is no '{column}'; if it holds the {what}, {advice} to '{column}'")
 
 
 def read_caption(path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -238,22 +270,35 @@ def _first_row(text: str, delimiter: str) -> list[str]:
 def _csv_rows(text: str, delimiter: str, metadata: Metadata) -> Iterator[tuple[int, list[str]]]:
     lines: list[str] = []  # of the current row
     reader = csv.reader(_recorded(io.StringIO(text), lines), delimiter=delimiter)
+    quoting = _Quoting(delimiter, metadata.columns)
     header_read = False
     while True:
         lines.clear()
         try:
             cells = next(reader)
+            problem = quoting.problem(lines)
         except StopIteration:
-            return
+            break
         except csv.Error as error:
             metadata.skipped.append((reader.line_num, f"not a line of CSV: {error}"))
             cells = []
-        if len(lines) > 1 and not _is_closed(lines, delimiter):
-            metadata.problem = _OPEN_QUOTE.format(reader.line_num - len(lines) + 1)
+            problem = quoting.problem(lines) if len(lines) > 1 else None
+        first_line = reader.line_num - len(lines) + 1
+        if problem is not None:
+            metadata.problem = problem.format(first_line)
             return
         if header_read and any(cell.strip() for cell in cells):
+            quoting.note_cut(first_line, lines, cells)
             yield reader.line_num, cells
         header_read = True
+    if quoting.cut:
+        count, first = len(quoting.cut), quoting.cut[0]
+        which = f"line {first}" if count == 1 else f"{count} lines, the first {first},"
+        separator = _CSV_DELIMITERS[delimiter]
+        metadata.notes.append(
+            f"{which} may have an unquoted {separator} in '{TEXT_COLUMN}': the next cell begins with a space; put "
+            f"quotes around a text that contains a {separator}"
+        )
 
 
 def _recorded(stream: Iterable[str], lines: list[str]) -> Iterator[str]:
@@ -262,12 +307,56 @@ def _recorded(stream: Iterable[str], lines: list[str]) -> Iterator[str]:
         yield line
 
 
-def _is_closed(lines: Sequence[str], delimiter: str) -> bool:
-    """Whether a row of several lines is one: a quote that is not closed makes the following rows part of its text."""
-    try:
-        return len([*csv.reader(lines, delimiter=delimiter, strict=True)]) == 1
-    except csv.Error:
-        return False
+class _Quoting:
+    """Checks of the rows of a CSV file: wrong quotes or none move the ends of cells, and texts would be cut in silence.
+
+    A quote in the middle of a cell without quotes is part of its text, as in `a 12" disc`.
+    """
+
+    def __init__(self, delimiter: str, header: Sequence[str]) -> None:
+        self.cut: list[int] = []
+        """Rows whose text may end at a separator that was meant as part of it."""
+        self._delimiter = delimiter
+        self._text = header.index(TEXT_COLUMN) if TEXT_COLUMN in header else None
+        self._cell = re.compile(rf'("[^"]*(?:""[^"]*)*"|[^{delimiter}]*)(?:{delimiter}|$)', re.DOTALL)
+
+    def problem(self, lines: Sequence[str]) -> str | None:
+        """What is wrong with the quotes of a row, with a place for its line; None if nothing is."""
+        if not any('"' in line for line in lines):
+            return None
+        try:
+            if len([*csv.reader(lines, delimiter=self._delimiter, strict=True)]) != 1:
+                return _OPEN_QUOTE
+        except csv.Error as error:
+            # An open quote makes the rows that follow part of its text.
+            is_open = len(lines) > 1 or "end of data" in str(error)
+            return _OPEN_QUOTE if is_open else _TEXT_AFTER_QUOTE
+        cells = self._written(lines)
+        if any(cell[:1].isspace() and cell.lstrip().startswith('"') for cell in cells):
+            return _SPACE_BEFORE_QUOTE
+        last = max((place for place, cell in enumerate(cells) if '"' in cell and cell[0] != '"'), default=0)
+        return _CUT_QUOTE if any(_leaves_quote_open(cell) for cell in cells[:last]) else None
+
+    def note_cut(self, line: int, lines: Sequence[str], cells: Sequence[str]) -> None:
+        """Remember the row if its text has no quotes, and the cell after it begins with a space."""
+        if self._text is None or len(cells) <= self._text + 1:
+            return
+        text, after = cells[self._text : self._text + 2]
+        # A space before the text as well is the style of the file.
+        is_spaced = after[:1] == " " and after.strip() and text.strip() and text[0] != " "
+        if is_spaced and not self._written(lines)[self._text].startswith('"'):
+            self.cut.append(line)
+
+    def _written(self, lines: Sequence[str]) -> list[str]:
+        """The cells of a row as they are written, with their quotes."""
+        return self._cell.findall("".join(lines).removesuffix("\n"))
+
+
+def _leaves_quote_open(cell: str) -> bool:
+    """Whether a cell, as it is written, has a quote that a later cell was meant to close."""
+    if cell[:1] == '"':
+        return cell.endswith('\\"')  # meant as a quote inside the text
+    return cell.count('"') % 2 == 1 and re.search(r'[\s(\[\\]"[^"]*$', cell) is not None
 
 
 def decoded(data: bytes) -> str:

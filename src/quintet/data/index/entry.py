@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +69,8 @@ class Scan:
     """Why the metadata cannot be used: a training would learn wrong captions and splits, and is refused."""
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """Subfolders that quintet wrote, such as runs, and what they are; nothing in them is data."""
+    uncaptioned: str | None = None
+    """The one of the notes that says how many files have no caption; None if it does not apply."""
 
 
 def fingerprint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> str:
@@ -119,6 +121,11 @@ def byte_size(path: str) -> int:
 
 TRAIN_SPLIT = "train"
 VALIDATION_SPLITS = frozenset({"validation", "valid", "val"})
+_EXTRA_SPLITS = frozenset(
+    {"test", "testing", "withheld", "holdout", "hold-out", "hold_out", "heldout", "held-out", "held_out", "dev", "eval"}
+)
+"""Names that data sets give to items that are meant to be in neither training nor validation."""
+_NAMED_SPLITS = 3
 
 
 def split_entries(
@@ -143,6 +150,20 @@ def split_entries(
     for index, key in zip(train, keys, strict=True):
         sides[key in chosen].append(index)
     return sides
+
+
+def unused_split_notes(others: Mapping[str, Sequence[Entry]]) -> list[str]:
+    """Notes on the items of neither training nor validation, by the name of their split, unless it is a usual name: a
+    misspelt split, or a text with an unquoted comma before it, would leave them out in silence."""
+    unusual = {split: entries for split, entries in others.items() if split not in _EXTRA_SPLITS}
+    notes = []
+    for split, entries in list(unusual.items())[:_NAMED_SPLITS]:
+        items = "1 item is" if len(entries) == 1 else f"{len(entries)} items are"
+        more = ", …" if len(entries) > 1 else ""
+        notes.append(f"{items} in the split '{split}', which is not used for training: {entries[0].file}{more}")
+    if len(unusual) > _NAMED_SPLITS:
+        notes.append(f"{len(unusual) - _NAMED_SPLITS} more splits are not used for training")
+    return notes
 
 
 def check_fraction(fraction: float) -> None:

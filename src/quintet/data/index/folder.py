@@ -386,7 +386,8 @@ def _entry(file: str, row: Row | None, stamp: Stamp) -> Entry:
 def _note_uncaptioned(result: Scan) -> None:
     missing = sum(entry.text is None for entry in result.entries)
     if missing:
-        result.notes.append(f"{missing} of {len(result.entries)} files have no caption in the {result.captions_from}")
+        result.uncaptioned = f"{missing} of {len(result.entries)} files have no caption in the {result.captions_from}"
+        result.notes.append(result.uncaptioned)
 
 
 def _nothing_usable(root: Path, extensions: frozenset[str], walk: Walk) -> str:

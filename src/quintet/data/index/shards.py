@@ -377,14 +377,17 @@ def scan_shards(
     lengths = np.diff(index.columns["texts_end"], prepend=0)[indices]
     missing = int((lengths == 0).sum())
     notes = [*index.notes]
+    uncaptioned = None
     if 0 < missing < len(indices):
-        notes.append(f"{missing} of {len(indices)} files have no caption in the shards")
+        uncaptioned = f"{missing} of {len(indices)} files have no caption in the shards"
+        notes.append(uncaptioned)
     if IMAGE_SEQUENCE in index.kinds and not image_sequences:
         count = int((index.columns["kind"] == index.kinds.index(IMAGE_SEQUENCE)).sum())
         notes.append(f"films of numbered pictures (key.001.png, …), which only recipes of video use: {count}")
     captions_from = "shards" if missing < len(indices) else "none"
     marker = read_marker(shards.store.marker())
-    return Scan(ShardEntries(shards, indices), [*index.skipped], captions_from, [], len(indices), notes, marker)
+    entries = ShardEntries(shards, indices)
+    return Scan(entries, [*index.skipped], captions_from, [], len(indices), notes, marker, uncaptioned=uncaptioned)
 
 
 def _nothing_usable(shards: ShardSet, extensions: frozenset[str]) -> str:
