@@ -103,7 +103,7 @@ def read_yaml(path: Path) -> Tree:
 
 
 def _read_text(path: Path) -> str:
-    if path.exists() and not path.is_file():  # a pipe would wait for ever
+    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would wait for ever
         raise UsageError(f"{path} is not a configuration: it is not a regular file")
     with path.open("rb") as file:
         content = file.read(_LARGEST_FILE + 1)
