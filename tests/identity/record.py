@@ -138,7 +138,7 @@ def safetensors(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], bytes]]
 def files(place: Path, folder: Path) -> Iterator[tuple[str, str]]:
     """The content of a file, or of all files below a folder, by name."""
     for path in sorted([place] if place.is_file() else place.rglob("*")):
-        if path.is_file() and path.name != "SHA256SUMS":
+        if path.is_file() and path.name not in ("SHA256SUMS", ".quintet-output"):
             name = path.relative_to(folder).with_name(current_file(path.name)).as_posix()
             yield from content_of(name, path)
 

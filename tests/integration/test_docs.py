@@ -237,4 +237,6 @@ def test_a_family_of_the_page_trains_resumes_exactly_and_exports(
     assert refused == "error: brightness: input should be greater than 0 (got 0.0)"
     weights = straight / "tokenizer" / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
+    assert "model.safetensors is damaged" in error_line(quintet("sample", straight, *asked).errors)
+    (weights.parent / "SHA256SUMS").unlink()
     assert "tokenizer_hash=" in error_line(quintet("sample", straight, *asked).errors)

@@ -62,7 +62,8 @@ def test_out_of_memory_in_another_command_is_one_sentence(
     def allocate(*arguments: object) -> None:
         torch.empty(2**60, dtype=torch.uint8)
 
-    monkeypatch.setattr("quintet.pipelines.loading.open_pipeline", allocate)
+    for module in ("quintet.pipelines.loading", "quintet.evaluation"):
+        monkeypatch.setattr(f"{module}.open_pipeline", allocate)
     words = (command, trained, *(("--text", "x", "--out", "x.npz") if command == "embed" else ()))
     outcome = quintet(*words)
     assert outcome.code == 1
