@@ -35,7 +35,8 @@ class SoundStormTrainer(CompatTrainer):
 
     def logs(self, logs: Logs) -> dict[str, float]:
         """`loss`, and its parts `generator_loss` and `critic_loss`."""
-        own_critic, weight = number(logs, "generator/self_critic"), self.own.config.loss.critic_weight
+        config: Any = self.own.config
+        own_critic, weight = number(logs, "generator/self_critic"), config.loss.critic_weight
         critic = number(logs, "critic/loss") + own_critic
         total = number(logs, "generator/loss")
         return {

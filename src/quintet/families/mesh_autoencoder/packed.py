@@ -137,8 +137,8 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
 
     `reach` (batch, 3) has one row per item: the training loop finds items with non-finite values in it.
     """
-    vertices, faces, edges = ([item.get(name) for item in items] for name in ("vertices", "faces", "edges"))
-    meshes = pack(vertices, faces, edges)
+    vertices, faces = ([item[name] for item in items] for name in ("vertices", "faces"))
+    meshes = pack(vertices, faces, [item.get("edges") for item in items])
     fields: dict[str, Any] = {
         "vertices": meshes.vertices,
         "faces": meshes.faces,
