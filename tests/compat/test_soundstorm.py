@@ -83,6 +83,12 @@ def test_a_trainer_takes_semantic_tokens_that_are_padded_or_too_short(pad_id: in
         assert (loaded["semantic"][4:] < 0).all()
 
 
+def test_a_trainer_names_the_arguments_of_the_user(tmp_path: Path) -> None:
+    data = Items(lambda index: (torch.randint(0, 5, (10,)), torch.randint(0, 9, (20, 4))))
+    with pytest.raises(UsageError, match=r"codes of 4 quantizers; the conformer has 3 \(num_quantizers"):
+        make_soundstorm(tmp_path, dataset=data).train()
+
+
 def test_waveforms_of_a_random_data_set_are_read_at_every_step(tmp_path: Path) -> None:
     class Noise:
         def __len__(self) -> int:

@@ -72,6 +72,11 @@ class PaddedTokens(PythonTokens):
     def routed(self, item: int) -> dict[str, Any]:
         routed = super().routed(item)
         codes = routed["codes"]
+        if getattr(codes, "ndim", 0) == 2 and codes.shape[1] != self.model.num_quantizers:
+            raise UnreadableItem(
+                f"has codes of {codes.shape[1]} quantizers; the conformer has {self.model.num_quantizers} "
+                "(num_quantizers * grouped_quantizers)"
+            )
         if self.pad_id not in (None, -1) and getattr(codes, "ndim", 0) == 2:
             ids = torch.as_tensor(codes)
             routed["codes"] = ids.masked_fill((ids == self.pad_id).any(1, keepdim=True), -1)
