@@ -84,7 +84,12 @@ CHANGES = """\
   truncated a batch to its shortest clip. Clips longer than `data_max_length` are cropped at a random
   position for each item and epoch; the original used the start.
 - **Phenaki trains its critic and masks no padding**; the original never trained the critic, and
-  masked padding as often as codes. It reads data in two processes, the original in one per core.
+  masked padding as often as codes. It reads a folder in two processes, the original in one per core,
+  and a dataset object in the training process.
+- **Items of a dataset object are read and encoded at every step**, as in the originals, and meshes
+  are not changed. If the dataset draws its items at random, a resumed run continues with other items.
+- **Semantic tokens that are missing or padded have a learned embedding** in SoundStorm; in the
+  original they are 0. Behind the mask, `generate` repeats the last codes of a clip.
 - **Mixed precision is bf16**; fp16 is not supported.
 """
 

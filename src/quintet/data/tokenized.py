@@ -1,7 +1,8 @@
 """Splits of tokens: each media dataset is encoded once by a frozen model and stored in the token cache.
 
 The cache key comes from the dataset: its files in their order, their modification times and their preprocessing. A
-dataset without such a key is encoded for this training only.
+dataset without such a key is encoded for this training only. `fresh_splits` encodes the items of a Python data set
+whenever they are read, for data sets whose items are random.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 from weakref import finalize
 
-from quintet.common.batch import Dataset
+import torch
+
+from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.caches import default_folder
 from quintet.common.logging import say
+from quintet.common.rng import ItemRNG
 from quintet.data.index.entry import Entry
 from quintet.data.index.shards import ShardEntries
+from quintet.data.python_dataset import PythonDataset
 from quintet.data.splits import Splits
 from quintet.data.token_cache import CacheKey, Collate, Encode, MediaDataset, TokenCache, TokenDataset
 
@@ -70,6 +75,44 @@ def tokenized_splits(
     validation = codes(media.validation, "validation")
     extra_splits = {split: codes(source, split) for split, source in media.extra_splits.items()}
     return replace(media, train=train, validation=validation, skipped=skipped, extra_splits=extra_splits)
+
+
+@dataclass
+class FreshTokens:
+    """Items of a Python data set, encoded whenever they are read.
+
+    An item that the data set draws at random is another one in every epoch. A resumed run equals an uninterrupted one
+    only if the data set returns the same items again.
+    """
+
+    media: PythonDataset
+    encoder: TokenEncoder
+
+    def __len__(self) -> int:
+        return len(self.media)
+
+    def name(self, item: int) -> str:
+        return self.media.name(item)
+
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        position = self.media.positions[item]
+        # Read once: the media and the caption must be those of the same random item.
+        read: Any = {position: self.media.dataset[position]}
+        media = replace(self.media, dataset=read)
+        batch = Batch(self.encoder.collate([media.load(item, rng)]), (self.name(item),), rng)
+        codes = self.encoder.encode(batch)[0].cpu().numpy()
+        return {**media.metadata(item), self.encoder.field: torch.from_numpy(codes.copy())}
+
+
+def fresh_splits(encoder: TokenEncoder, media: Splits) -> Splits:
+    """The same items of a Python data set, encoded by a frozen model at every step."""
+
+    def codes(source: Dataset) -> FreshTokens:
+        assert isinstance(source, PythonDataset)
+        return FreshTokens(source, encoder)
+
+    extra_splits = {split: codes(source) for split, source in media.extra_splits.items()}
+    return replace(media, train=codes(media.train), validation=codes(media.validation), extra_splits=extra_splits)
 
 
 def _encoded(

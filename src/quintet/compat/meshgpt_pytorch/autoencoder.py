@@ -11,6 +11,7 @@ from einops import rearrange
 from torch import Tensor
 
 from quintet.compat.meshgpt_pytorch.folder import Rebuildable, plain
+from quintet.compat.meshgpt_pytorch.given import to_own_range
 from quintet.compat.meshgpt_pytorch.padded import Padded
 from quintet.compat.model import TrainingParts, notify, refuse_unless
 from quintet.errors import UsageError
@@ -296,10 +297,7 @@ class MeshAutoencoder(Rebuildable):
     # --- shared -------------------------------------------------------------------------------------------------
 
     def _padded(self, vertices: Tensor, faces: Tensor, face_edges: Tensor | None) -> Padded:
-        low, high = self.coor_continuous_range
-        scaled = vertices.to(self.device, self.dtype)
-        if (low, high) != (-1.0, 1.0):
-            scaled = (scaled - low) * (2 / (high - low)) - 1
+        scaled = to_own_range(vertices.to(self.device, self.dtype), self.coor_continuous_range)
         return Padded.of(scaled, faces.to(self.device), face_edges, self.pad_id)
 
     def _to_range(self, coordinates: Tensor) -> Tensor:

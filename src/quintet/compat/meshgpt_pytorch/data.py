@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from quintet.compat.items import pad
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.packed import neighbours
 
@@ -104,6 +105,40 @@ def cache_face_edges_for_dataset(
 def face_edges_of(faces: Tensor, pad_id: int = -1) -> Tensor:
     """Pairs (pairs, 2) of faces that share an edge, both ways, and every face with itself."""
     return neighbours(faces[(faces != pad_id).all(-1)].long()).t()
+
+
+def derive_face_edges_from_faces(
+    faces: Tensor, pad_id: int = -1, neighbor_if_share_one_vertex: bool = False, include_self: bool = True
+) -> Tensor:
+    """Pairs (pairs, 2) of faces (faces, corners) that share two vertices, or one; with a batch axis padded by `pad_id`.
+
+    Without `include_self`, faces of the same vertices are no neighbours, nor is a face of itself.
+    """
+    if faces.ndim == 2:
+        return _sharing(faces, pad_id, neighbor_if_share_one_vertex, include_self)
+    found = [_sharing(each, pad_id, neighbor_if_share_one_vertex, include_self) for each in faces]
+    return pad(found, pad_id)
+
+
+def _sharing(faces: Tensor, pad_id: int, by_vertex: bool, include_self: bool) -> Tensor:
+    valid = (faces != pad_id).all(-1)
+    shared = (faces[:, None, :, None] == faces[None, :, None, :]).any(-1).sum(-1)
+    are_neighbours = (shared >= (1 if by_vertex else 2)) & valid[:, None] & valid
+    if not include_self:
+        are_neighbours &= shared < faces.shape[1]
+    return are_neighbours.nonzero()
+
+
+def custom_collate(data: Sequence[Any], pad_id: int = -1) -> Any:
+    """A batch of items, dictionaries or tuples: tensors padded to the longest and stacked, anything else as a list."""
+
+    def merged(values: Sequence[Any]) -> Any:
+        return pad(list(values), pad_id) if isinstance(values[0], Tensor) else list(values)
+
+    first = data[0]
+    if isinstance(first, Mapping):
+        return {name: merged([item[name] for item in data]) for name in first}
+    return tuple(merged(values) for values in zip(*data, strict=False))
 
 
 def _decorator(change: Callable[[Any, int, int, str], Any], names: Callable[[list[str]], list[str]]) -> Decorator:

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from quintet.compat.items import NamedItems, loader_of, pad
+from quintet.compat.meshgpt_pytorch.autoencoder import MeshAutoencoder
+from quintet.compat.meshgpt_pytorch.given import OWN_RANGE, MeshItems
+from quintet.compat.meshgpt_pytorch.own import MeshAutoencoderTrainer as OwnMeshAutoencoderTrainer
+from quintet.compat.meshgpt_pytorch.own import MeshTransformerTrainer as OwnMeshTransformerTrainer
 from quintet.compat.meshgpt_pytorch.transformer import MeshTransformer
 from quintet.compat.trainer import CompatTrainer, number
 from quintet.compat.views import OptimizerView, refuse_attribute
-from quintet.families.mesh_autoencoder.trainer import MeshAutoencoderTrainer as OwnMeshAutoencoderTrainer
-from quintet.families.mesh_transformer.trainer import MeshTransformerTrainer as OwnMeshTransformerTrainer
 from quintet.training.trainer import Logs
 
 PAD_ID = -1
@@ -29,12 +31,15 @@ class MeshTrainer(CompatTrainer):
     """Fields of items that the model does not use."""
 
     def adapt(self, model: Any, arguments: dict[str, Any], keys: dict[str, Any]) -> None:
+        autoencoder = model.autoencoder if isinstance(model, MeshTransformer) else model
+        is_compat = isinstance(autoencoder, MeshAutoencoder)
+        settings = (autoencoder.coor_continuous_range, autoencoder.pad_id) if is_compat else (OWN_RANGE, PAD_ID)
         names = arguments.pop("declared", None) or self._default("data_kwargs")
         for name in ("data", "validation"):
             dataset = arguments.get(name)
             if hasattr(dataset, "__getitem__") and not isinstance(dataset, str):
                 own = getattr(arguments["data"], "data_kwargs", None)
-                arguments[name] = NamedItems(dataset, own or names, self.ignored)
+                arguments[name] = MeshItems(dataset, own or names, self.ignored, *settings)
 
     @staticmethod
     def merge(values: list[Tensor]) -> Tensor:
@@ -93,7 +98,11 @@ class MeshAutoencoderTrainer(MeshTrainer):
 
 
 class MeshTransformerTrainer(MeshTrainer):
-    """Trains a `MeshTransformer` on a data set of meshes, with the arguments of the original."""
+    """Trains a `MeshTransformer` on a data set of meshes, with the arguments of the original.
+
+    Items are read and encoded at every step, so that those of a random data set differ. A run that is resumed then
+    continues with other items than it would have had; with a data set that is not random, it continues exactly.
+    """
 
     own_class = OwnMeshTransformerTrainer
     checkpoint_name = "mesh-transformer.ckpt.{number}.pt"

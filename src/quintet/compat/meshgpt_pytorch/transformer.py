@@ -275,6 +275,11 @@ class MeshTransformer(Rebuildable):
         flat, per_face = codes.to(self.device).flatten(1), self.model.tokens_per_face
         if flat.shape[1] % per_face or not flat.shape[1]:
             raise UsageError(f"{flat.shape[1]} codes of a mesh are not a multiple of the {per_face} codes of a face")
+        if flat.shape[1] > self.max_seq_len:
+            raise UsageError(
+                f"{NAME}: {flat.shape[1]} codes of a mesh ({flat.shape[1] // per_face} faces) are more than "
+                f"max_seq_len={self.max_seq_len}"
+            )
         rows = flat.view(len(flat), -1, per_face)
         return rows.masked_fill((rows == self.pad_id).any(-1, keepdim=True), -1)
 
@@ -310,6 +315,7 @@ class MeshTransformer(Rebuildable):
         fields = self._texts(texts, text_embeds, count)
         embeddings = (fields["vectors"], fields["words"]) if "vectors" in fields else None
         prompts = None if prompt is None else [row[row != self.pad_id] for row in prompt.flatten(1)]
+        self._check_lengths(prompts, max_seq_len)
         training = self.training
         self.eval()
         try:
@@ -335,6 +341,24 @@ class MeshTransformer(Rebuildable):
         if face_coords_to_file is None:
             return coordinates, mask
         return [face_coords_to_file(own[kept]) for own, kept in zip(coordinates, mask, strict=True)]
+
+    def _check_lengths(self, prompts: Sequence[Tensor] | None, max_seq_len: int | None) -> None:
+        if max_seq_len is not None and not self.model.tokens_per_face <= max_seq_len <= self.max_seq_len:
+            raise UsageError(
+                f"{NAME}.generate: max_seq_len={max_seq_len} is not between {self.model.tokens_per_face}, the codes of "
+                f"a face, and the max_seq_len={self.max_seq_len} of the model"
+            )
+        longest = max(map(len, prompts or [torch.empty(0)]))
+        if longest > self.max_seq_len:
+            raise UsageError(
+                f"{NAME}.generate: a prompt of {longest} codes is longer than max_seq_len={self.max_seq_len}"
+            )
+        highest = max((int(row.max()) for row in prompts or () if len(row)), default=0)
+        if highest >= self.codebook_size:
+            raise UsageError(
+                f"{NAME}.generate: a prompt has code {highest}, with codebook_size={self.codebook_size} of the "
+                "autoencoder"
+            )
 
     # --- folders ------------------------------------------------------------------------------------------------
 

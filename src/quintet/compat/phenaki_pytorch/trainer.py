@@ -19,12 +19,12 @@ from quintet.compat.items import (
     is_texts,
     loader_of,
 )
+from quintet.compat.phenaki_pytorch.own import PhenakiTrainer as OwnPhenakiTrainer
 from quintet.compat.phenaki_pytorch.phenaki import Phenaki
 from quintet.compat.tokenizer_trainer import TokenizerTrainer
 from quintet.compat.trainer import CompatTrainer, LogFunction
 from quintet.errors import UsageError
 from quintet.families.cvivit.trainer import CViViTTrainer as OwnCViViTTrainer
-from quintet.families.phenaki.trainer import PhenakiTrainer as OwnPhenakiTrainer
 from quintet.training.phase import always
 from quintet.training.trainer import Logs
 
@@ -49,7 +49,11 @@ class CViViTTrainer(TokenizerTrainer):
 
 
 class PhenakiTrainer(CompatTrainer):
-    """Trains a `Phenaki` on videos, images or codes, with the arguments of the original."""
+    """Trains a `Phenaki` on videos, images or codes, with the arguments of the original.
+
+    Items of a data set are read and encoded at every step, so that those of a random data set differ. A run that is
+    resumed then continues with other items than it would have had; otherwise it continues exactly.
+    """
 
     own_class = OwnPhenakiTrainer
     step_attribute = ""
@@ -58,6 +62,9 @@ class PhenakiTrainer(CompatTrainer):
 
     def adapt(self, model: Any, arguments: dict[str, Any], keys: dict[str, Any]) -> None:
         names = arguments.pop("declared", None)
+        if hasattr(arguments.get("data"), "__getitem__") and not isinstance(arguments["data"], str):
+            # The tokenizer encodes in the training process: a GPU cannot be used by data workers.
+            keys.setdefault("data.num_workers", 0)
         if names is not None:
             unknown = [name for name in names if name not in FIELDS]
             if unknown or len(set(names)) != len(names):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -149,13 +149,17 @@ class ConformerWrapper(CompatModel):
             raise UsageError(f"codes of shape {tuple(x.shape)} are not (batch, frames * {quantizers} quantizers)")
         codes = rearrange(x, "b (n q) -> b n q", q=quantizers)
         frames = torch.ones(codes.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        with _added(self.model.net.conformer, self._additions(cond, sum_embeds)):
+        with self.adding(sum_embeds, cond):
             vectors = self.model.net(codes, self.model.conditioning(frames))
         embeddings: Tensor = repeat(vectors, "b n d -> b (n q) d", q=quantizers)
         if return_embeddings:
             return embeddings
         logits = torch.stack([self.model.logits_of(vectors, level) for level in range(quantizers)], dim=2).flatten(1, 2)
         return (logits, embeddings) if return_logits_and_embeddings else logits
+
+    def adding(self, sum_embeds: Tensor | None, cond: Tensor | None = None) -> AbstractContextManager[None]:
+        """Add these to the vectors of the frames in all forward passes inside of the context."""
+        return _added(self.model.net.conformer, self._additions(cond, sum_embeds))
 
     def _additions(self, cond: Tensor | None, sum_embeds: Tensor | None) -> list[Tensor]:
         added = []

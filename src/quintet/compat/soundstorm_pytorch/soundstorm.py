@@ -6,14 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import quintet
+from quintet.common.weights.loading import read_meta
 from quintet.compat.model import CompatModel, TrainingParts, notify, refuse_unknown, refuse_unless
-from quintet.compat.soundstorm_pytorch.conformer import ConformerWrapper
+from quintet.compat.soundstorm_pytorch.conformer import Conformer, ConformerWrapper
 from quintet.compat.soundstorm_pytorch.soundstream import SoundStream
+from quintet.compat.soundstorm_pytorch.tokens import check_semantic, fit_semantic, tokens_of
 from quintet.errors import UsageError
 from quintet.families.soundstorm import decoding
 from quintet.families.soundstorm.config import SoundStormConfig
@@ -24,6 +27,8 @@ from quintet.training.maskgit_task import token_loss
 from quintet.training.objective import ForwardPass
 
 NAME = "SoundStorm"
+COLDEST = 1e-8
+"""The temperature at which the most likely code is sampled."""
 TEXT = "quintet has no model that makes semantic tokens of them: pass semantic token ids as cond_semantic_token_ids"
 
 
@@ -71,7 +76,6 @@ class SoundStorm(CompatModel):
         if spear_tts_text_to_semantic is not None or wav2vec is not None:
             raise UsageError(f"{NAME}: spear_tts_text_to_semantic and wav2vec are refused: {TEXT}")
         refuse_unless(NAME, "self_cond_train_prob", self_cond_train_prob, (0.75,), "the fraction is fixed")
-        refuse_unless(NAME, "critic_loss_weight", critic_loss_weight, (1.0, 1), "both losses have the same weight")
         if not isinstance(net, ConformerWrapper):
             raise UsageError(f"{NAME} takes a ConformerWrapper of this package, not a {type(net).__name__}")
         if schedule not in MASK_SCHEDULES:
@@ -79,7 +83,7 @@ class SoundStorm(CompatModel):
         self.net, self.soundstream = net, soundstream
         self.steps, self.schedule, self.can_mask_prev_unmasked = steps, schedule, can_mask_prev_unmasked
         self.no_replace_prob, self.random_token_prob = no_replace_prob, random_token_prob
-        self.pad_id, self.semantic_pad_id = pad_id, semantic_pad_id
+        self.pad_id, self.semantic_pad_id, self.critic_loss_weight = pad_id, semantic_pad_id, critic_loss_weight
         self.num_quantizers, self.grouped_quantizers = net.num_quantizers, net.grouped_quantizers
         self.dim, self.num_tokens, self.mask_id = net.dim, net.codebook_size, net.codebook_size
         self.num_semantic_token_ids = num_semantic_token_ids
@@ -120,6 +124,7 @@ class SoundStorm(CompatModel):
             "loss.visible_token_prob": self.no_replace_prob / 2,
             "loss.random_token_prob": self.random_token_prob / 2,
             "loss.cond_drop_prob": 0.0,
+            "loss.critic_weight": float(self.critic_loss_weight),
             "sample.steps": [self.steps, 1],
             "sample.temperature_schedule": "linear",
             "sample.choice_temperature": 0.0,
@@ -128,8 +133,12 @@ class SoundStorm(CompatModel):
         }
         return TrainingParts(self.model, dict(frozen), keys=keys, trained=self._initialised)
 
-    def load(self, path: str | Path, strict: bool = True) -> Self:
-        return super().load(path)
+    def load(self, path: str | Path, strict: bool = True) -> dict[str, Any]:  # type: ignore[override]
+        """Load the weights of a folder; returns what the original does: `model`, and of a checkpoint also `step`."""
+        super().load(path)
+        folder = Path(path)
+        step = read_meta(folder, "soundstorm").get("step") if (folder / "meta.json").is_file() else None
+        return {"model": self.state_dict(), "version": quintet.__version__, **({} if step is None else {"step": step})}
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -142,17 +151,18 @@ class SoundStorm(CompatModel):
         only_train_generator: bool = False,
         only_train_critic: bool = False,
         generator_sample_temperature: float | None = None,
+        sum_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, LossBreakdown]:
         """The loss and its parts, of codes (batch, frames, quantizers) or of waveforms (batch, samples).
 
-        `mask` (batch, frames) is true at valid frames, which come first.
+        `mask` (batch, frames) is true at valid frames, which come first. The codes that the critic judges are sampled
+        at `generator_sample_temperature`, by default 1. `sum_embeds` (batch, frames * quantizers, dim) are added to
+        the vectors of the frames.
         """
         refuse_unknown(f"{NAME}.forward", kwargs)
-        refuse_unless(
-            NAME, "generator_sample_temperature", generator_sample_temperature, (None,), "codes are sampled at 1"
-        )
-        forward_pass = self._masked_pass(x, mask, cond_semantic_token_ids, only_train_critic)
+        with self.net.adding(sum_embeds):
+            forward_pass = self._masked_pass(x, mask, cond_semantic_token_ids, only_train_critic)
         task, output = self.task, forward_pass.output
         assert isinstance(task, SoundStormTask)
         generator = None
@@ -163,8 +173,10 @@ class SoundStorm(CompatModel):
             if generator is None:
                 raise UsageError(f"{NAME} has no critic to train; build it with self_token_critic=True")
             return generator, LossBreakdown(generator, None)
-        critic = task.critic_loss(task.modules, forward_pass.batch, output, forward_pass.step).value
-        total = critic if generator is None else generator + critic
+        temperature = 1.0 if generator_sample_temperature is None else max(generator_sample_temperature, COLDEST)
+        judged = replace(output, values={**output.values, "logits": output["logits"] / temperature})
+        critic = task.critic_loss(task.modules, forward_pass.batch, judged, forward_pass.step).value
+        total = critic if generator is None else generator + self.critic_loss_weight * critic
         return total, LossBreakdown(generator, critic)
 
     def _masked_pass(
@@ -186,24 +198,38 @@ class SoundStorm(CompatModel):
                     f"codes of shape {tuple(x.shape)} are not (batch, frames, {self.net.num_effective_quantizers}) of "
                     f"num_quantizers={self.num_quantizers} and grouped_quantizers={self.grouped_quantizers}"
                 )
+            # Not on a GPU, where the check would synchronise every step.
+            if x.device.type == "cpu" and x.numel() and int(x.max()) >= self.num_tokens and self.pad_id != int(x.max()):
+                raise UsageError(f"{NAME}: codes up to {int(x.max())}, with codebook_size={self.num_tokens}")
             return x
         if self.soundstream is None:
             raise UsageError(f"{NAME} needs soundstream= to train on waveforms; without one it takes codes")
         return self.soundstream.tokenize(x)
 
     def _semantic(self, semantic: Tensor | None, frames: Tensor) -> dict[str, Tensor]:
-        """The field of the semantic tokens, padded with -1, and cut to the lengths of the clips."""
+        """The field of the semantic tokens, cut or padded to the lengths of the clips."""
         if (semantic is not None) != self.should_condition:
             missing = "needs" if self.should_condition else "was built without conditioning and takes no"
             raise UsageError(f"{NAME} {missing} cond_semantic_token_ids")
         if semantic is None:
             return {}
-        config = self.model.config
-        assert config.semantic_rate is not None
-        assert config.frame_rate is not None
-        longest = (frames.sum(1) * (config.semantic_rate / config.frame_rate)).ceil()
-        beyond = torch.arange(semantic.shape[1], device=semantic.device) >= longest.to(semantic.device)[:, None]
-        return {"semantic": semantic.masked_fill(beyond | (semantic == self.semantic_pad_id), -1)}
+        assert self.num_semantic_token_ids is not None
+        check_semantic(NAME, semantic, self.semantic_pad_id, self.num_semantic_token_ids)
+        counts = [tokens_of(self.model.config, length) for length in frames.sum(1).tolist()]
+        return {"semantic": fit_semantic(semantic, self.semantic_pad_id, counts)}
+
+    def maybe_get_condition(self, token_ids: Tensor | None = None, length: int | None = None) -> Tensor | None:
+        """The vectors (batch, frames, dim) of semantic tokens, which are added to those of the frames; None without.
+
+        `length` is the number of frames; by default as many as the tokens have.
+        """
+        if token_ids is None and not self.should_condition:
+            return None
+        count = 0 if token_ids is None else length or self._frames_of(token_ids.shape[1])
+        frames = torch.ones(1 if token_ids is None else len(token_ids), count, dtype=torch.bool, device=self.device)
+        fields = self._semantic(None if token_ids is None else token_ids.to(self.device), frames)
+        vectors: Tensor = self.model.net.conditions(self.model.conditioning(frames, fields["semantic"]))
+        return vectors
 
     def _check_codec(self, codec: Any) -> None:
         if not isinstance(codec, SoundStream):
@@ -239,11 +265,12 @@ class SoundStorm(CompatModel):
         text_to_semantic_generate_kwargs: Mapping[str, Any] | None = None,
         spec_decode: bool = False,
         spec_decode_gamma: int = 5,
+        sum_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Codes (batch, frames * quantizers), or waveforms (batch, samples) with a soundstream.
 
-        Without `batch_size` one clip without the batch axis. Codes behind the end of a clip (`mask`) are -1.
+        Without `batch_size` one clip without the batch axis. Behind the end of a clip (`mask`), its last codes repeat.
         """
         refuse_unknown(f"{NAME}.generate", kwargs)
         if texts is not None or text_to_semantic_generate_kwargs or spec_decode:
@@ -262,7 +289,8 @@ class SoundStorm(CompatModel):
             frames = torch.ones(batch_size, length, dtype=torch.bool, device=self.device)
             frames = frames if mask is None else mask.to(self.device).bool()
             settings = self._settings(start_temperature, filter_thres, noise_level_scale, num_full_sampling_levels)
-            codes = self._decode(frames, cond_semantic_token_ids, prompt_acoustic_token_ids, settings)
+            with self.net.adding(sum_embeds):
+                codes = self._decode(frames, cond_semantic_token_ids, prompt_acoustic_token_ids, settings)
             out = codes.flatten(1)
             if self.soundstream is not None:
                 out = self.soundstream.decode_from_codebook_indices(codes)[:, 0]
@@ -276,7 +304,10 @@ class SoundStorm(CompatModel):
         fields = self._semantic(None if semantic is None else semantic.to(self.device), frames)
         conditioning = self.model.conditioning(frames, fields.get("semantic"))
         canvas = decoding.canvas(frames, self.model.num_quantizers, None if prompt is None else prompt.to(self.device))
-        return decoding.generate(self.model, canvas, conditioning, self.new_rng(len(frames)), settings)
+        codes = decoding.generate(self.model, canvas, conditioning, self.new_rng(len(frames)), settings)
+        # The codec, and scripts that cut by the mask themselves, need valid codes everywhere.
+        positions = torch.arange(frames.shape[1], device=frames.device).where(frames, 0).cummax(1).values
+        return codes.gather(1, positions[..., None].expand_as(codes)).clamp(min=0)
 
     def _settings(
         self, temperature: float, filter_thres: float | None, noise_level_scale: float, full_levels: int
@@ -322,3 +353,6 @@ class TextToSemantic:
 def _rate(sample_rate: float | None, hop: float | None) -> float | None:
     """Frames per second."""
     return None if sample_rate is None or hop is None else sample_rate / hop
+
+
+__all__ = ["Conformer", "ConformerWrapper", "LossBreakdown", "SoundStorm", "SoundStream", "TextToSemantic"]

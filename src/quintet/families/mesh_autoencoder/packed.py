@@ -53,19 +53,23 @@ class Meshes:
         return replace(self, **moved)
 
 
-def pack(vertices: Sequence[Tensor], faces: Sequence[Tensor]) -> Meshes:
-    """Pack the vertices (n, 3) and faces (m, vertices_per_face) of several meshes."""
+def pack(vertices: Sequence[Tensor], faces: Sequence[Tensor], edges: Sequence[Tensor | None] | None = None) -> Meshes:
+    """Pack the vertices (n, 3) and faces (m, vertices_per_face) of several meshes.
+
+    `edges` (2, pairs) of a mesh, sorted, replace those that follow from its faces.
+    """
     vertex_counts = tuple(len(each) for each in vertices)
     face_counts = tuple(len(each) for each in faces)
     if not face_counts or min(face_counts) == 0:
         raise UsageError("a mesh without faces cannot be encoded")
     vertex_starts = np.cumsum((0, *vertex_counts[:-1])).tolist()
     face_starts = np.cumsum((0, *face_counts[:-1])).tolist()
-    edges = [neighbours(each) + start for each, start in zip(faces, face_starts, strict=True)]
+    given = [None] * len(faces) if edges is None else edges
+    own_edges = [neighbours(each) if own is None else own for each, own in zip(faces, given, strict=True)]
     return Meshes(
         torch.cat([*vertices]),
         torch.cat([each + start for each, start in zip(faces, vertex_starts, strict=True)]),
-        torch.cat(edges, dim=1),
+        torch.cat([each + start for each, start in zip(own_edges, face_starts, strict=True)], dim=1),
         vertex_counts,
         face_counts,
     )
@@ -133,7 +137,8 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
 
     `reach` (batch, 3) has one row per item: the training loop finds items with non-finite values in it.
     """
-    meshes = pack([item["vertices"] for item in items], [item["faces"] for item in items])
+    vertices, faces = ([item[name] for item in items] for name in ("vertices", "faces"))
+    meshes = pack(vertices, faces, [item.get("edges") for item in items])
     fields: dict[str, Any] = {
         "vertices": meshes.vertices,
         "faces": meshes.faces,
@@ -142,7 +147,7 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
         "face_counts": meshes.face_counts,
         "reach": torch.stack([item["vertices"].abs().amax(0) for item in items]),
     }
-    others = [name for name in items[0] if name not in ("vertices", "faces")]
+    others = [name for name in items[0] if name not in ("vertices", "faces", "edges")]
     return {**fields, **{name: [item[name] for item in items] for name in others}}
 
 

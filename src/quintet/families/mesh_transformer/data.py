@@ -21,7 +21,7 @@ from quintet.data.python_dataset import Field, Indexable, PythonDataset, caption
 from quintet.data.splits import Splits
 from quintet.data.text_embeddings import VECTORS, check_embeddings, collate_embeddings, embedding_of, has_type
 from quintet.data.token_cache import TokenDataset
-from quintet.data.tokenized import tokenized_splits
+from quintet.data.tokenized import FreshTokens, fresh_splits, tokenized_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig, MeshTransformerModelConfig
 from quintet.families.mesh_transformer.model import PADDING
@@ -51,17 +51,44 @@ class FaceDataset:
         return self.codes.name(self.positions[item])
 
     def load(self, item: int, rng: ItemRNG) -> Item:
-        loaded = self.codes.load(self.positions[item], rng)
-        codes: Tensor = loaded["codes"]
-        faces, size = len(codes), len(codes) if self.window is None else min(len(codes), self.window)
-        start = int(rng.number("window") * (faces - size + 1))
-        full = {} if self.train or self.window is None else {"full_codes": codes}
-        ends = {"begins": start == 0, "ends": start + size == faces}
-        return {**loaded, **full, **ends, "codes": codes[start : start + size], "faces": faces}
+        return _window_of(self.codes.load(self.positions[item], rng), self.window, self.train, rng)
 
     def lengths(self) -> list[int]:
         """The number of faces of each loaded item."""
         return [min(count, self.window or count) for count in self.counts]
+
+
+@dataclass
+class FreshFaces:
+    """The items of a `FaceDataset`, of meshes that are read and encoded at every step: their sizes are not known."""
+
+    codes: FreshTokens
+    max_faces: int
+    window: int | None
+    train: bool
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def name(self, item: int) -> str:
+        return self.codes.name(item)
+
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        loaded = self.codes.load(item, rng)
+        faces = len(loaded["codes"])
+        if self.window is None and faces > self.max_faces:
+            raise UnreadableItem(f"{faces} faces, more than model.max_faces={self.max_faces}")
+        return _window_of(loaded, self.window, self.train, rng)
+
+
+def _window_of(loaded: Item, window: int | None, train: bool, rng: ItemRNG) -> Item:
+    """An item of a `FaceDataset`, of all codes of a mesh."""
+    codes: Tensor = loaded["codes"]
+    faces, size = len(codes), len(codes) if window is None else min(len(codes), window)
+    start = int(rng.number("window") * (faces - size + 1))
+    full = {} if train or window is None else {"full_codes": codes}
+    ends = {"begins": start == 0, "ends": start + size == faces}
+    return {**loaded, **full, **ends, "codes": codes[start : start + size], "faces": faces}
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:
@@ -102,6 +129,19 @@ def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
     encoder = tokenizer.token_encoder()
     codes = tokenized_splits(encoder, media, "meshes encoded", cache=config.data.cache_dir, variants=variants)
     return _small_enough_splits(config, codes)
+
+
+def _fresh_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
+    """The meshes of a Python data set as codes that are encoded at every step."""
+    codes = fresh_splits(tokenizer.token_encoder(), media)
+
+    def faces(source: Dataset, train: bool = False) -> FreshFaces:
+        assert isinstance(source, FreshTokens)
+        return FreshFaces(source, config.model.max_faces, config.loss.window_faces, train)
+
+    extra_splits = {split: faces(source) for split, source in codes.extra_splits.items()}
+    train, validation = faces(codes.train, train=True), faces(codes.validation)
+    return replace(codes, train=train, validation=validation, extra_splits=extra_splits)
 
 
 def _small_enough_splits(config: MeshTransformerConfig, codes: Splits) -> Splits:
@@ -247,8 +287,13 @@ def python_splits(
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
+    kind: type[CaptionedMeshes] = CaptionedMeshes,
+    cache: bool = True,
 ) -> Splits:
-    """Codes of a Python data set of meshes or of codes, split by fraction and seed unless `validation` is given."""
+    """Codes of a Python data set of meshes or of codes, split by fraction and seed unless `validation` is given.
+
+    With `cache=False`, meshes are read and encoded at every step, instead of once.
+    """
     first = _check_one_form(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
     check_embeddings(first, config.model)
     if "codes" in first:
@@ -263,6 +308,8 @@ def python_splits(
         model.bins,
         validation=validation,
         declared=declared,
-        kind=CaptionedMeshes,
+        kind=kind,
     )
+    if not cache:
+        return _fresh_splits(config, tokenizer, media)
     return encode_splits(config, tokenizer, media)

@@ -24,7 +24,7 @@ from quintet.data.captioned import check_captions
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, caption_of, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.text_embeddings import VECTORS, check_embeddings, collate_embeddings, embedding_of, has_type
-from quintet.data.tokenized import tokenized_splits
+from quintet.data.tokenized import fresh_splits, tokenized_splits
 from quintet.data.video import FIELDS as MEDIA
 from quintet.data.video import PythonVideos, video_folder_splits
 from quintet.errors import UnreadableItem, UsageError
@@ -188,8 +188,12 @@ def python_clip_splits(
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
+    cache: bool = True,
 ) -> Splits:
-    """Codes of a Python dataset, split by fraction and seed unless a validation set is passed."""
+    """Codes of a Python dataset, split by fraction and seed unless a validation set is passed.
+
+    With `cache=False`, videos are read and encoded at every step, instead of once.
+    """
     first = _check_one_medium(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
     _check_conditioning(first, config)
     if "codes" in first:
@@ -203,6 +207,8 @@ def python_clip_splits(
     height, width = tokenizer.model.config.size
     clips = partial(PythonClips, height=height, width=width, config=config.data)
     media = split_object(dataset, config.data, clips, validation, declared)
+    if not cache:
+        return fresh_splits(tokenizer.token_encoder(), media)
     return tokenized_splits(tokenizer.token_encoder(), media, "clips encoded", variants=config.data.variants)
 
 

@@ -24,6 +24,9 @@ from quintet.nn.positions import EMBEDDING_SCALE
 
 Conditioning = Mapping[str, Tensor]
 
+NO_TOKEN = -2
+"""A position whose semantic token is unknown; the null embedding takes its place."""
+
 SLACK = 2
 """Tolerance between the two lengths of a clip, in semantic tokens or frames: encoders pad the ends differently."""
 
@@ -54,8 +57,8 @@ class Conditioner(nn.Module):
     ) -> dict[str, Tensor]:
         """The conditioning of a batch with the valid mask `frames` (batch, frames).
 
-        `semantic` (batch, tokens) is at the rate of the semantic tokens, padded with -1; `clip` (batch, condition_dim).
-        Rows where `keep` (batch,) is False get null conditioning.
+        `semantic` (batch, tokens) is at the rate of the semantic tokens, padded with -1, and `NO_TOKEN` where a token
+        is unknown; `clip` (batch, condition_dim). Rows where `keep` (batch,) is False get null conditioning.
         """
         conditioning = {"frames": frames}
         rows, device = len(frames), frames.device
@@ -112,14 +115,16 @@ class Conditioner(nn.Module):
 
     def _align(self, frames: Tensor, semantic: Tensor) -> Tensor:
         """Semantic tokens (batch, frames, tokens per frame) that overlap each frame."""
-        counts, lengths = (semantic >= 0).sum(1), frames.sum(1)
+        assert self.config.semantic_codes is not None
+        counts, lengths = (semantic != -1).sum(1), frames.sum(1)
         # Not on a GPU, where the check would synchronise every step.
         if semantic.device.type == "cpu":
             self._check(semantic, counts, lengths)
         parts = self._tokens_per_frame
         middles = torch.arange(frames.shape[1] * parts, dtype=torch.float64).add_(0.5) * (self._ratio / parts)
         positions = middles.long().to(semantic.device).minimum((counts - 1).clamp(min=0)[:, None])
-        return semantic.gather(1, positions).view(*frames.shape, parts)
+        aligned = semantic.gather(1, positions).view(*frames.shape, parts)
+        return aligned.masked_fill(aligned == NO_TOKEN, self.config.semantic_codes)
 
     def _check(self, semantic: Tensor, counts: Tensor, lengths: Tensor) -> None:
         assert self.config.semantic_codes is not None
@@ -128,7 +133,7 @@ class Conditioner(nn.Module):
                 f"semantic tokens must have the shape (batch, tokens) with a batch of {len(lengths)}, "
                 f"not {tuple(semantic.shape)}"
             )
-        if int(semantic.min()) < -1 or int(semantic.max()) >= self.config.semantic_codes:
+        if int(semantic.min()) < NO_TOKEN or int(semantic.max()) >= self.config.semantic_codes:
             raise UsageError(
                 f"semantic tokens from {int(semantic.min())} to {int(semantic.max())} are outside the vocabulary of "
                 f"model.semantic_codes={self.config.semantic_codes}"

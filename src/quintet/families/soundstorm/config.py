@@ -125,6 +125,9 @@ class SoundStormLossConfig(CorruptionConfig):
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Label smoothing: fraction of the target probability spread over all codes."
     )
+    critic_weight: float = Field(
+        1.0, ge=0, description="Weight of the loss of the critic in the sum of both losses (model.self_critic)."
+    )
     train_only: Literal["generator", "critic"] | None = Field(
         None,
         description="Train only the generator or only the critic (which needs --init RUN); null trains both.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -237,7 +237,7 @@ class PythonTokens(PythonDataset):
     def load(self, item: int, rng: ItemRNG) -> Item:
         model = self.model
         routed = self.routed(item)
-        codes = _ids(routed["codes"], 2, "acoustic tokens", model.num_codes)
+        codes = token_ids(routed["codes"], 2, "acoustic tokens", model.num_codes)
         if codes.shape[1] != model.num_quantizers:
             raise UnreadableItem(
                 f"has acoustic tokens of {codes.shape[1]} quantizers; model.num_quantizers={model.num_quantizers}"
@@ -246,17 +246,21 @@ class PythonTokens(PythonDataset):
             raise UnreadableItem(f"has {len(codes)} frames, more than model.max_frames={model.max_frames}")
         if model.semantic_codes is None:
             return {"codes": codes}
-        semantic = _ids(routed["semantic"], 1, "semantic tokens", model.semantic_codes)
-        if reason := length_mismatch(model, len(semantic), len(codes)):
+        return {"codes": codes, "semantic": self.semantic(routed["semantic"], len(codes))}
+
+    def semantic(self, value: Any, frames: int) -> Tensor:
+        """The semantic tokens of a clip of `frames` frames."""
+        tokens = token_ids(value, 1, "semantic tokens", self.model.semantic_codes)
+        if reason := length_mismatch(self.model, len(tokens), frames):
             raise UnreadableItem(reason)
-        return {"codes": codes, "semantic": semantic}
+        return tokens
 
     def routed(self, item: int) -> dict[str, Any]:
         fields = self.fields[:1] if self.model.semantic_codes is None else self.fields
         return route(self.dataset[self.positions[item]], fields, self.declared)
 
 
-def _ids(value: Any, axes: int, what: str, vocabulary: int | None) -> Tensor:
+def token_ids(value: Any, axes: int, what: str, vocabulary: int | None) -> Tensor:
     """Token ids without padding; raises `UnreadableItem` if they are invalid."""
     if not _are_ids(value, axes):
         kind = f"{value.dtype} of shape {tuple(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
@@ -280,6 +284,7 @@ def python_token_splits(
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
+    make: Callable[..., PythonTokens] = PythonTokens,
 ) -> Splits:
     """The splits of a dataset of token ids; without a validation dataset they are split by fraction and seed."""
-    return split_object(dataset, config.data, partial(PythonTokens, model=config.model), validation, declared)
+    return split_object(dataset, config.data, partial(make, model=config.model), validation, declared)

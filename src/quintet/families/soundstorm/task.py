@@ -138,7 +138,8 @@ class SoundStormTask(Task[SoundStormConfig]):
         loss = token_loss(output["logits"], output["masked_codes"].targets, self.config.loss.label_smoothing)
         if self.config.model.self_critic and self.config.loss.train_only is None:
             critic_loss = self.critic_loss(modules, batch, output, step).value
-            return Loss(loss.value + critic_loss, {**loss.parts, "self_critic": critic_loss})
+            weight = self.config.loss.critic_weight
+            return Loss(loss.value + weight * critic_loss, {**loss.parts, "self_critic": critic_loss})
         return loss
 
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:

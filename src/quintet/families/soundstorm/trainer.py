@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from quintet.data.audio import python_audio_splits
 from quintet.data.splits import Splits
+from quintet.data.tokenized import fresh_splits
 from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.data import encode_splits, has_token_ids, python_token_splits
@@ -35,6 +36,8 @@ class SoundStormTrainer(PythonTrainer):
     task_class = SoundStormTask
     model_class = SoundStorm
     needs = ()
+    cache_codes: ClassVar[bool] = True
+    """Whether the waveforms of a dataset object are encoded once, instead of at every step."""
 
     def __init__(
         self,
@@ -68,6 +71,8 @@ class SoundStormTrainer(PythonTrainer):
             captioned=_is_captioned(data[0]),
             first_window_only=True,
         )
+        if not cls.cache_codes and task.conditioner is None:
+            return fresh_splits(tokenizer.token_encoder(config.model.num_quantizers), media)
         return encode_splits(config, tokenizer, task.conditioner, media)
 
 
