@@ -5,8 +5,8 @@ hand-written loop (`loss.backward(); optimizer.step()`) minimises what quintet's
 
 State that quintet's trainers change after a step, such as an EMA codebook, is changed at the start of the next training
 forward pass: a hand-written loop has no other hook, and nothing may change between a forward and its backward pass.
-Random choices (masks, dropped texts) are functions of a seed and of the number of the call. The seed is taken from
-torch's global generator when the model is built, so that `torch.manual_seed` makes a script reproducible.
+Random choices (masks, dropped texts, samples) are functions of a seed that each call takes from torch's global
+generator, so that `torch.manual_seed` before a call makes it reproducible, as with the originals.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
@@ -60,7 +61,6 @@ class CompatModel(LossPasses, nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seed = int(torch.randint(2**62, ()).item())
         self._calls = 0
         self._initialised = False
         self._pending: Statistics | None = None
@@ -86,6 +86,9 @@ class CompatModel(LossPasses, nn.Module):
         return {**self.__dict__, "_task": None, "_pending": None}
 
     # --- training -------------------------------------------------------------------------------------------
+
+    def new_rng(self, size: int) -> ItemRNG:
+        return ItemRNG(new_seed(), [0] * size, range(size))
 
     def training_parts(self) -> TrainingParts:
         """The parts of this model for quintet's own trainer."""
@@ -149,6 +152,11 @@ class CompatModel(LossPasses, nn.Module):
     def _forget_training(self) -> None:
         """Loaded weights are not initialised from data, and the hash of a frozen model may differ now."""
         self._initialised, self._pending, self._task = True, None, None
+
+
+def new_seed() -> int:
+    """A seed from torch's global generator."""
+    return int(torch.randint(2**62, ()).item())
 
 
 def build_task(task_class: type[Task[Any]], parts: TrainingParts) -> Task[Any]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from quintet.common.rank import RankInfo
 from quintet.compat.items import cycle, items_of, loader_of, stack_shortest
-from quintet.compat.model import CompatModel, TrainingParts, replace_folder
+from quintet.compat.model import CompatModel, TrainingParts, new_seed, replace_folder
 from quintet.compat.rules import REQUIRED, OriginalTrainer
 from quintet.compat.tables import TRAINERS
 from quintet.compat.translation import (
@@ -134,7 +134,7 @@ class CompatTrainer(nn.Module):
             check_required(translation)
         always = add_defaults(translation, given)
         # As the seed of the originals: torch.manual_seed makes a script reproducible.
-        return {"train.seed": int(torch.randint(2**62, ()).item()), **always}
+        return {"train.seed": new_seed(), **always}
 
     def _default(self, keyword: str) -> Any:
         return next((rule.default for rule in self.original().rules if rule.keyword == keyword), None)
