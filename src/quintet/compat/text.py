@@ -64,9 +64,14 @@ class EmbeddingProjection(nn.Module):
                 f"text_embeds have shape {tuple(embeds.shape)}; expected (batch, tokens, {self.project.in_features}), "
                 "the dimension of the T5 that the model was built for"
             )
-        device, dtype = self.project.weight.device, self.project.weight.dtype
-        context = self.project(F.layer_norm(embeds.to(device, dtype), (self.project.in_features,)))
-        return {"context": context, "context_mask": mask_dropped(mask.to(device), keep)}
+        context = self(embeds)
+        return {"context": context, "context_mask": mask_dropped(mask.to(context.device), keep)}
+
+    def forward(self, embeds: Tensor) -> Tensor:
+        """Vectors (batch, tokens, text_dim) of embeddings (batch, tokens, dim)."""
+        embeds = embeds.to(self.project.weight.device, self.project.weight.dtype)
+        context: Tensor = self.project(F.layer_norm(embeds, (self.project.in_features,)))
+        return context
 
 
 def text_conditioning(
