@@ -30,6 +30,7 @@ from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
 from quintet.common.weights.pretrained import CONFIG, WEIGHTS, pickle_hint
 from quintet.compat.translation import CompatibilityNotice
+from quintet.compat.views import refuse_attribute
 from quintet.config import RunConfig
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
@@ -58,6 +59,8 @@ class CompatModel(LossPasses, nn.Module):
 
     config_class: ClassVar[type[RunConfig]]
     task_class: ClassVar[type[Task[Any]]]
+    absent: ClassVar[Mapping[str, str]] = {}
+    """Attributes of the original that this model does not have, and what to use instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,6 +78,11 @@ class CompatModel(LossPasses, nn.Module):
         """The dtype of the weights."""
         tensors: Iterable[Tensor] = chain(self.parameters(), self.buffers())
         return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.absent:
+            refuse_attribute(type(self).__name__, name, self.absent[name])
+        return super().__getattr__(name)
 
     def cuda(self, device: int | torch.device | None = None) -> Self:
         if not torch.cuda.is_available():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.compat.model import CompatModel, TrainingParts, notify, refuse_unknown, refuse_unless
-from quintet.compat.soundstorm_pytorch.conformer import ConformerWrapper
+from quintet.compat.soundstorm_pytorch.conformer import Conformer, ConformerWrapper
 from quintet.compat.soundstorm_pytorch.soundstream import SoundStream
 from quintet.errors import UsageError
 from quintet.families.soundstorm import decoding
@@ -22,6 +22,8 @@ from quintet.families.soundstorm.task import SoundStormTask
 from quintet.sampling.masked import MASK_SCHEDULES, Sampling, constant, linear
 from quintet.training.maskgit_task import token_loss
 from quintet.training.objective import ForwardPass
+
+__all__ = ["Conformer", "ConformerWrapper", "SoundStorm", "SoundStream", "TextToSemantic"]
 
 NAME = "SoundStorm"
 TEXT = "quintet has no model that makes semantic tokens of them: pass semantic token ids as cond_semantic_token_ids"
