@@ -145,6 +145,6 @@ def python_splits(
     declared: Sequence[str] | None = None,
 ) -> Splits:
     """Splits of a Python data set, by fraction and seed unless `validation` is another data set."""
-    size_keys = {"height": size[0], "width": size[1], "channels": channels}
-    make = partial(PythonImages, **size_keys, flip=config.flip, report_range=_range_report())
+    options: dict[str, Any] = {"height": size[0], "width": size[1], "channels": channels}
+    make = partial(PythonImages, **options, flip=config.flip, report_range=_range_report())
     return split_object(dataset, config, make, validation, declared)

@@ -239,4 +239,4 @@ def _fit_to_tokenizer(config: PhenakiConfig, tokenizer: Pipeline[Any]) -> Phenak
 def _latent_frames(config: PhenakiConfig, tokenizer: Any) -> int:
     """Latent frames of the window: those of a clip, or more if the model was built for longer clips."""
     of_clips, built_for = tokenizer.latent_frames(config.data.frames), (config.model.grid or (0,))[0]
-    return max(of_clips, min(built_for, tokenizer.latent_frames(tokenizer.max_frames)))
+    return int(max(of_clips, min(built_for, tokenizer.latent_frames(tokenizer.max_frames))))
