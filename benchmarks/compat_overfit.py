@@ -56,13 +56,15 @@ SEEDS = 4
 """Trainings over which the losses are averaged: single ones differ by up to 15 % with the order of the items."""
 PASSES = 50
 """Passes over which a loss is averaged: masks are random."""
+MEASURED_WITH = 10**6
+"""Seed of these passes: masks are functions of it."""
 TEXTS = [f"number {number}" for number in range(ITEMS)]
 QUIET = {"log.trackers": [], "data.num_workers": 0, "sample.every": 10**6, "eval.every": 10**6}
 
 
-def quiet(model: Any) -> dict[str, Any]:
-    """Keys of the trainer: no output, and the random numbers (masks, dropped texts) of the model's own calls."""
-    return {**QUIET, "train.seed": model._seed}
+def quiet() -> dict[str, Any]:
+    """Keys of the trainer: no output, and a seed of its own in each of the trainings."""
+    return {**QUIET, "train.seed": int(torch.randint(2**62, ()).item())}
 
 
 def pictures() -> Tensor:
@@ -138,7 +140,7 @@ def _new(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 @torch.no_grad()
 def _measured(model: Any, loss: Callable[[Any], Tensor]) -> float:
     model.eval()
-    model._calls = 10**6  # the same masks for every model, none of which was trained on
+    torch.manual_seed(MEASURED_WITH)  # the same masks for every model, none of which was trained on
     return float(torch.stack([loss(model) for _ in range(PASSES)]).mean())
 
 
@@ -159,7 +161,7 @@ def vqgan(steps: int) -> Overfit:
             valid_frac=0.0,
             use_ema=False,
             results_folder=f"{folder}/results",
-            config={**quiet(model), "data.flip": False},
+            config={**quiet(), "data.flip": False},
         ).train()
 
     return compare(tiny_vae, lambda vae: vae(pictures(), return_loss=True), adam(1e-3, 0.9, 0.999), train, steps)
@@ -185,7 +187,7 @@ def cvivit(steps: int) -> Overfit:
             valid_frac=0.0,
             use_ema=False,
             results_folder=f"{folder}/results",
-            config=quiet(model),
+            config=quiet(),
         ).train()
 
     return compare(
@@ -225,7 +227,7 @@ def phenaki(steps: int) -> Overfit:
             train_num_steps=steps,
             train_lr=1e-3,
             results_folder=f"{folder}/results",
-            config=quiet(model),
+            config=quiet(),
         ).train()
 
     videos = torch.stack([Videos()[index][0] for index in range(ITEMS)])
@@ -254,7 +256,7 @@ def maskgit(steps: int) -> Overfit:
             steps=steps,
             batch_size=ITEMS,
             lr=1e-3,
-            config={**quiet(model), **parts.keys, **constant, **shared, "optim.name": "adam"},
+            config={**quiet(), **parts.keys, **constant, **shared, "optim.name": "adam"},
         ).train()
 
     return compare(tiny_maskgit, lambda model: model(pictures(), texts=TEXTS), adam(1e-3, 0.9, 0.99), train, steps)
@@ -289,7 +291,7 @@ def mulan(steps: int) -> Overfit:
             max_grad_norm=None,
             valid_frac=0.0,
             results_folder=f"{folder}/results",
-            config={**quiet(model), "optim.name": "adam"},
+            config={**quiet(), "optim.name": "adam"},
         ).train()
 
     return compare(tiny_mulan, lambda model: model(tones, texts), adam(1e-3, 0.9, 0.99), train, steps)
@@ -319,7 +321,7 @@ def soundstorm(steps: int) -> Overfit:
             max_grad_norm=None,
             valid_frac=0.0,
             results_folder=f"{folder}/results",
-            config={**quiet(model), **CONSTANT, "optim.name": "adam"},
+            config={**quiet(), **CONSTANT, "optim.name": "adam"},
         ).train()
 
     return compare(tiny_soundstorm, lambda model: model(codes)[0], adam(2e-3, 0.9, 0.99), train, steps)
@@ -355,7 +357,7 @@ def mesh_autoencoder(steps: int) -> Overfit:
             learning_rate=2e-3,
             warmup_steps=0,
             checkpoint_folder=f"{folder}/results",
-            config={**quiet(model), **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
+            config={**quiet(), **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
         ).train()
 
     def loss(model: Any) -> Tensor:
@@ -386,7 +388,7 @@ def mesh_transformer(steps: int) -> Overfit:
             warmup_steps=0,
             data_kwargs=["vertices", "faces", "texts"],
             checkpoint_folder=f"{folder}/results",
-            config={**quiet(model), **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
+            config={**quiet(), **CONSTANT, "optim.name": "adam", "data.validation_fraction": 0.0},
         ).train()
 
     def loss(model: Any) -> Tensor:

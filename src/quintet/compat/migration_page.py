@@ -56,8 +56,8 @@ CHANGES = """\
 - **Loading and resuming are exact**: optimizer state by parameter name, step, order of the data and
   all random numbers. `load(path, restore_optimizer=False)` takes the weights alone, and the step
   restarts at 0. Step 0 is not saved; the last step always is.
-- **Random numbers come from torch's global generator** when a model or a trainer is built, so that
-  `torch.manual_seed` makes a script reproducible.
+- **Random numbers come from torch's global generator**: at each call of a model, and when a trainer
+  is built. `torch.manual_seed` before a call reproduces it, and makes a script reproducible.
 - **The learning rate is a function of the step.** The schedulers of the originals advanced once per
   process and step, and their warm-up did not reach the peak. SoundStorm's cosine ends at the last
   step; in the original, it did not count the warm-up.

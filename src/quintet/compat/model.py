@@ -5,8 +5,8 @@ hand-written loop (`loss.backward(); optimizer.step()`) minimises what quintet's
 
 State that quintet's trainers change after a step, such as an EMA codebook, is changed at the start of the next training
 forward pass: a hand-written loop has no other hook, and nothing may change between a forward and its backward pass.
-Random choices (masks, dropped texts) are functions of a seed and of the number of the call. The seed is taken from
-torch's global generator when the model is built, so that `torch.manual_seed` makes a script reproducible.
+Random choices (masks, dropped texts, samples) are functions of a seed that each call takes from torch's global
+generator, so that `torch.manual_seed` before a call makes it reproducible, as with the originals.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
 from quintet.common.weights.pretrained import CONFIG, WEIGHTS, pickle_hint
 from quintet.compat.translation import CompatibilityNotice
+from quintet.compat.views import refuse_attribute
 from quintet.config import RunConfig
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
@@ -57,10 +59,11 @@ class CompatModel(LossPasses, nn.Module):
 
     config_class: ClassVar[type[RunConfig]]
     task_class: ClassVar[type[Task[Any]]]
+    absent: ClassVar[Mapping[str, str]] = {}
+    """Attributes of the original that this model does not have, and what to use instead."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._seed = int(torch.randint(2**62, ()).item())
         self._calls = 0
         self._initialised = False
         self._pending: Statistics | None = None
@@ -76,6 +79,11 @@ class CompatModel(LossPasses, nn.Module):
         tensors: Iterable[Tensor] = chain(self.parameters(), self.buffers())
         return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in self.absent:
+            refuse_attribute(type(self).__name__, name, self.absent[name])
+        return super().__getattr__(name)
+
     def cuda(self, device: int | torch.device | None = None) -> Self:
         if not torch.cuda.is_available():
             raise UsageError(f"{type(self).__name__}.cuda(): there is no CUDA device; leave .cuda() out to use the CPU")
@@ -86,6 +94,9 @@ class CompatModel(LossPasses, nn.Module):
         return {**self.__dict__, "_task": None, "_pending": None}
 
     # --- training -------------------------------------------------------------------------------------------
+
+    def new_rng(self, size: int) -> ItemRNG:
+        return ItemRNG(new_seed(), [0] * size, range(size))
 
     def training_parts(self) -> TrainingParts:
         """The parts of this model for quintet's own trainer."""
@@ -149,6 +160,11 @@ class CompatModel(LossPasses, nn.Module):
     def _forget_training(self) -> None:
         """Loaded weights are not initialised from data, and the hash of a frozen model may differ now."""
         self._initialised, self._pending, self._task = True, None, None
+
+
+def new_seed() -> int:
+    """A seed from torch's global generator."""
+    return int(torch.randint(2**62, ()).item())
 
 
 def build_task(task_class: type[Task[Any]], parts: TrainingParts) -> Task[Any]:

@@ -60,6 +60,8 @@ class Rule:
     """Whether the original counts per micro-batch, so that the value is multiplied by `grad_accum_every`."""
     only_with: str = ""
     """Another keyword without which the default does not apply."""
+    replaces: str = ""
+    """Another keyword that the original ignores if this one is true."""
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,14 @@ class EmbeddingProjection(nn.Module):
                 f"text_embeds have shape {tuple(embeds.shape)}; expected (batch, tokens, {self.project.in_features}), "
                 "the dimension of the T5 that the model was built for"
             )
-        device, dtype = self.project.weight.device, self.project.weight.dtype
-        context = self.project(F.layer_norm(embeds.to(device, dtype), (self.project.in_features,)))
-        return {"context": context, "context_mask": mask_dropped(mask.to(device), keep)}
+        context = self(embeds)
+        return {"context": context, "context_mask": mask_dropped(mask.to(context.device), keep)}
+
+    def forward(self, embeds: Tensor) -> Tensor:
+        """Vectors (batch, tokens, text_dim) of embeddings (batch, tokens, dim)."""
+        embeds = embeds.to(self.project.weight.device, self.project.weight.dtype)
+        context: Tensor = self.project(F.layer_norm(embeds, (self.project.in_features,)))
+        return context
 
 
 def text_conditioning(
@@ -84,18 +89,38 @@ def text_conditioning(
     return model.texts(texts or [], has_text if keep is None else keep & has_text)
 
 
-def copy_matching(source: nn.Module, target: nn.Module) -> None:
-    """Copy the tensors that two models share by name, and the training mode and device.
+def take_over(source: nn.Module, target: nn.Module) -> None:
+    """Move the parameters and buffers of a model to its successor, by name, and its training mode and device.
 
-    Of tables of different lengths, such as positions in time, the first rows are copied.
+    The parameters stay the same objects, so that an optimizer that was built for `source` trains `target`. One that has
+    another shape now keeps its first rows, as far as both have them, and loses its gradient.
     """
-    own: dict[str, Tensor] = dict(source.state_dict())
-    with torch.no_grad():
-        for name, tensor in target.state_dict().items():
-            if name in own and own[name].ndim and own[name].shape[1:] == tensor.shape[1:]:
-                rows = min(len(own[name]), len(tensor))
-                tensor[:rows] = own[name][:rows]
-            elif name in own and own[name].shape == tensor.shape:
-                tensor.copy_(own[name])
-    parameter = next(source.parameters())
-    target.to(parameter.device, parameter.dtype).train(source.training)
+    first = next(source.parameters())
+    target.to(first.device, first.dtype).train(source.training)
+    parameters = dict(source.named_parameters(remove_duplicate=False))
+    buffers = dict(source.named_buffers())
+    for prefix, module in target.named_modules():
+        for name, new in module.named_parameters(prefix, recurse=False):
+            if name in parameters:
+                module._parameters[name.rpartition(".")[2]] = _reshaped(parameters[name], new)
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name in buffers:
+                _copy_rows(buffers[name], buffer)
+
+
+def _reshaped(old: nn.Parameter, new: nn.Parameter) -> nn.Parameter:
+    """The object `old` with the shape of `new`, and the rows of `new` where `old` has none."""
+    if old.shape != new.shape:
+        _copy_rows(old, new)
+        old.data, old.grad = new.data, None
+    return old
+
+
+@torch.no_grad()
+def _copy_rows(old: Tensor, new: Tensor) -> None:
+    """Copy the rows that both have; of tensors whose rows differ in shape none."""
+    if old.shape == new.shape:
+        new.copy_(old)
+    elif old.ndim and old.shape[1:] == new.shape[1:]:
+        rows = min(len(old), len(new))
+        new[:rows] = old[:rows]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from quintet.common.rank import RankInfo
 from quintet.compat.items import cycle, items_of, loader_of, stack_shortest
-from quintet.compat.model import CompatModel, replace_folder
+from quintet.compat.model import CompatModel, TrainingParts, new_seed, replace_folder
 from quintet.compat.parts_trainer import PartsTrainer
 from quintet.compat.rules import REQUIRED, OriginalTrainer
 from quintet.compat.tables import TRAINERS
@@ -98,6 +98,10 @@ class CompatTrainer(nn.Module):
     def adapt(self, model: Any, arguments: dict[str, Any], keys: dict[str, Any]) -> None:
         """Convert arguments that quintet's trainer does not have."""
 
+    def own_members(self, model: Any) -> dict[str, Any]:
+        """Members of quintet's trainer that differ for this original."""
+        return {}
+
     def _complete(self, translation: Translation, given: set[str]) -> dict[str, Any]:
         """Add the original defaults, except to a resumed run; returns the keys that the original always has."""
         arguments, keys = translation.arguments, translation.overrides
@@ -113,7 +117,7 @@ class CompatTrainer(nn.Module):
             check_required(translation)
         always = add_defaults(translation, given)
         # As the seed of the originals: torch.manual_seed makes a script reproducible.
-        return {"train.seed": int(torch.randint(2**62, ()).item()), **always}
+        return {"train.seed": new_seed(), **always}
 
     def _default(self, keyword: str) -> Any:
         return next((rule.default for rule in self.original().rules if rule.keyword == keyword), None)
@@ -154,7 +158,7 @@ class CompatTrainer(nn.Module):
     ) -> PythonTrainer:
         parts = model.training_parts() if isinstance(model, CompatModel) else None
         classes = (PartsTrainer, self.own_class)
-        body = {"always": always, "parts": parts, "__init__": PythonTrainer.__init__}
+        body = {"always": always, "parts": parts, "__init__": PythonTrainer.__init__, **self.own_members(model)}
         kind: type[Any] = type(self.own_class.__name__, classes, body)
         own: PythonTrainer = kind(parts or model, config=keys, **arguments, **frozen)
         return own
@@ -336,8 +340,11 @@ class CompatTrainer(nn.Module):
             refuse_attribute(type(self).__name__, self.average_attribute, "this run keeps no average of the weights")
         if self._averaged is None or self._averaged[0] != self.own.step:
             averaged = copy.deepcopy(self.unwrapped_model).eval().requires_grad_(False)
-            trained = averaged.training_parts().model if isinstance(averaged, CompatModel) else averaged
-            trained.load_state_dict(self.own.ema_model.state_dict())
+            parts = averaged.training_parts() if isinstance(averaged, CompatModel) else TrainingParts(averaged)
+            averages = self.own.state.averaged_modules()
+            for name, module in {self.own.exported(): parts.model, **parts.modules}.items():
+                if name in averages:
+                    module.load_state_dict(averages[name].state_dict())
             self._averaged = (self.own.step, averaged)
         return AverageView(self._averaged[1], self.unwrapped_model)
 

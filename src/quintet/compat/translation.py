@@ -65,10 +65,12 @@ def translate(trainer: str, keywords: Mapping[str, Any], positional: Sequence[An
     rules = {rule.keyword: rule for rule in (*OWN, *original.rules)}
     translation = Translation(original)
     everything = {**_by_position(original, keywords, positional), **keywords}
+    replaced = {rules[keyword].replaces for keyword, value in everything.items() if keyword in rules and value is True}
     for keyword, value in everything.items():
         if keyword not in rules:
             raise UsageError(_unknown(original, keyword, rules))
-        _apply(translation, rules[keyword], keyword, value)
+        if keyword not in replaced:
+            _apply(translation, rules[keyword], keyword, value)
     _scale_to_steps(translation, rules)
     return translation
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from quintet.common.batch import Item
-from quintet.common.pixels import check_type, report_range
+from quintet.common.pixels import RangeReport, check_type
 from quintet.common.rng import ItemRNG
 from quintet.config import ImageDataConfig
 from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
@@ -95,6 +95,11 @@ FIELDS: tuple[Field, ...] = (
 )
 
 
+def _range_report() -> RangeReport:
+    """For the splits of one data set."""
+    return RangeReport("an image of the dataset", "samples and metrics clamp the others")
+
+
 @dataclass
 class PythonImages(PythonDataset):
     """Images of a Python data set: `images` (channels, height, width), uint8 or float in [0, 1]."""
@@ -105,6 +110,7 @@ class PythonImages(PythonDataset):
     width: int
     channels: int
     flip: bool
+    report_range: RangeReport = field(default_factory=_range_report, kw_only=True)
 
     def load(self, item: int, rng: ItemRNG) -> Item:
         routed = self.routed(item)
@@ -118,7 +124,7 @@ class PythonImages(PythonDataset):
             value = images.resize_and_crop(images.upright(value, MODES[self.channels]), self.height, self.width)
         image: Tensor = value if isinstance(value, Tensor) else images.bytes_tensor(value)
         check_type(image)
-        report_range(image, "an image of the dataset", "samples and metrics clamp the others")
+        self.report_range(image)
         if image.ndim == 2:
             image = image[None]
         if image.shape[0] != self.channels:
@@ -139,5 +145,6 @@ def python_splits(
     declared: Sequence[str] | None = None,
 ) -> Splits:
     """Splits of a Python data set, by fraction and seed unless `validation` is another data set."""
-    make = partial(PythonImages, height=size[0], width=size[1], channels=channels, flip=config.flip)
+    options: dict[str, Any] = {"height": size[0], "width": size[1], "channels": channels}
+    make = partial(PythonImages, **options, flip=config.flip, report_range=_range_report())
     return split_object(dataset, config, make, validation, declared)

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.batch import Item, collate
-from quintet.common.pixels import check_type, report_range
+from quintet.common.pixels import RangeReport, check_type
 from quintet.common.rng import ItemRNG
 from quintet.config import VideoDataConfig
 from quintet.data.python_dataset import CAPTION, Field, Indexable, PythonDataset, caption_of, split_object
@@ -133,6 +134,11 @@ FIELDS: tuple[Field, ...] = (
 )
 
 
+def range_report() -> RangeReport:
+    """For the splits of one data set."""
+    return RangeReport("a video of the dataset", "the others are clamped to that range")
+
+
 @dataclass
 class PythonVideos(PythonDataset):
     """Videos of a Python data set: `videos` (3, frames, height, width) uint8; an image is a clip of one frame."""
@@ -142,10 +148,15 @@ class PythonVideos(PythonDataset):
     height: int
     width: int
     config: VideoDataConfig
+    unclamped: bool = field(default=False, kw_only=True)
+    """Keep floating-point pixels of any range as they are; `videos` is then floating point."""
+    report_range: RangeReport = field(default_factory=range_report, kw_only=True)
 
     def load(self, item: int, rng: ItemRNG) -> Item:
         routed = self.routed(item)
-        clip = _clip(routed["videos"])
+        if self.unclamped:
+            return {"texts": caption_of(routed), "videos": self._floats(routed["videos"], rng)}
+        clip = _clip(routed["videos"], self.report_range)
         start = rng.number("start") if self.train else 0.5
         clip = clip[videos.stride_frames(len(clip), self.config.frames, self.config.stride, start)]
         random_crop = self.train and self.config.random_crop
@@ -156,18 +167,38 @@ class PythonVideos(PythonDataset):
             clip = clip[:, :, ::-1]
         return {"texts": caption_of(routed), "videos": videos.clip_tensor(clip)}
 
+    def _floats(self, value: Any, rng: ItemRNG) -> Tensor:
+        """Frames of a clip as floating-point values (3, frames, height, width)."""
+        if isinstance(value, Tensor) and value.is_floating_point():
+            clip = _as_tensor(value).float()
+        else:
+            clip = videos.clip_tensor(_clip(value, self.report_range)).float() / 255
+        if clip.ndim != 4 or len(clip) != 3 or not clip.numel():
+            raise UnreadableItem(f"has shape {tuple(value.shape)} for a video; expected {FIELDS[0].expects}")
+        start = rng.number("start") if self.train else 0.5
+        clip = clip[:, videos.stride_frames(clip.shape[1], self.config.frames, self.config.stride, start)]
+        if clip.shape[2:] != (self.height, self.width):
+            size = (self.height, self.width)
+            clip = F.interpolate(clip.transpose(0, 1), size, mode="bilinear", antialias=True).transpose(0, 1)
+        return clip.flip(-1) if self.train and self.config.flip and rng.number("flip") < 0.5 else clip
 
-def _clip(value: Any) -> Clip:
+
+def _as_tensor(value: Tensor) -> Tensor:
+    """A checked video of a data set as (channels, frames, height, width); a gray one is repeated."""
+    check_type(value)
+    if value.is_floating_point() and not value.isfinite().all():
+        raise UnreadableItem("has pixels that are not finite")
+    value = value[:, None] if value.ndim == 3 else value
+    return value.expand(3, -1, -1, -1) if len(value) == 1 else value
+
+
+def _clip(value: Any, report_range: RangeReport) -> Clip:
     if not hasattr(value, "ndim") or value.ndim not in (3, 4):
         what = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
         raise UnreadableItem(f"has {what} for a video; expected {FIELDS[0].expects}")
     if isinstance(value, Tensor):
-        check_type(value)
-        if value.is_floating_point() and not value.isfinite().all():
-            raise UnreadableItem("has pixels that are not finite")
-        report_range(value, "a video of the dataset", "the others are clamped to that range")
-        value = value[:, None] if value.ndim == 3 else value
-        value = value.expand(3, -1, -1, -1) if len(value) == 1 else value
+        value = _as_tensor(value)
+        report_range(value)
     elif value.ndim == 3:
         value = value[None]
     try:
@@ -183,11 +214,13 @@ def python_video_splits(
     *,
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
+    unclamped: bool = False,
 ) -> Splits:
     """Splits of a Python data set, by fraction and seed unless `validation` is another data set."""
     if config.fps is not None:
         raise UsageError(
             "data.fps needs time stamps, which the clips of a Python data set do not have; use data.stride"
         )
-    make = partial(PythonVideos, height=size[0], width=size[1], config=config)
+    options: dict[str, Any] = {"config": config, "unclamped": unclamped, "report_range": range_report()}
+    make = partial(PythonVideos, height=size[0], width=size[1], **options)
     return split_object(dataset, config, make, validation, declared)

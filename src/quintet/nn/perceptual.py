@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from quintet.common.files import open_regular
+from quintet.common.weights.pretrained import pickle_hint
 from quintet.errors import UsageError
 
 _POOLED_AFTER = {2, 7, 14, 21, 28}
@@ -60,6 +61,9 @@ def _read_layers(path: Path) -> tuple[list[int], nn.ModuleList]:
         open_regular(path).close()  # a pipe would wait for ever
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
+        if isinstance(error, SafetensorError) and pickle_hint(path):
+            reason = "is a pickle, which quintet never opens; convert it to safetensors"
+            raise UsageError(f"loss.perceptual_weights: {path} {reason}") from None
         raise UsageError(f"loss.perceptual_weights: cannot read {path} as safetensors ({error})") from None
     numbers = sorted(int(match[1]) for name in tensors if (match := _WEIGHT.fullmatch(name)))
     if not _POOLED_AFTER.intersection(numbers):

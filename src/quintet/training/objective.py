@@ -5,7 +5,7 @@
 
 It is the loss that the trainers minimise. State that they change after a step, such as an EMA codebook, is changed at
 the start of the next training pass: a hand-written loop has no other hook, and nothing may change between a forward and
-its backward pass. Random choices (masks, dropped texts) are functions of a seed and of the number of the call.
+its backward pass. Random choices (masks, dropped texts) are functions of `seed` and of the number of the call.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class LossPasses:
 
     task: Task[Any]
     training: bool
-    _seed: int
     _calls: int
+    """The number of batches so far, for the step of the task."""
     _initialised: bool
     """Whether data-dependent state, such as a codebook, is initialised already."""
     _pending: Statistics | None
@@ -60,12 +60,12 @@ class LossPasses:
 
     def new_rng(self, size: int) -> ItemRNG:
         """The random numbers of one call with `size` items; each call has others."""
-        self._calls += 1
-        return ItemRNG(self._seed, [self._calls - 1] * size, range(size))
+        raise NotImplementedError
 
     def make_batch(self, fields: Mapping[str, Any], size: int) -> Batch:
         """A batch of quintet with these fields, on the device of the model."""
         batch = Batch(dict(fields), tuple(map(str, range(size))), self.new_rng(size))
+        self._calls += 1
         return batch.to(self.device, self.dtype)
 
     def forward_pass(self, fields: Mapping[str, Any], size: int, *, updates: bool = True) -> ForwardPass:
@@ -150,6 +150,9 @@ class Objective(LossPasses):
             made = self.forward_pass(self.task.collate(items), len(items), updates=chosen == names[0])
             loss = self.phase_loss(chosen, made).value
         return loss if keeps_graph else loss.detach()
+
+    def new_rng(self, size: int) -> ItemRNG:
+        return ItemRNG(self._seed, [self._calls] * size, range(size))
 
     @property
     def training(self) -> bool:  # type: ignore[override]

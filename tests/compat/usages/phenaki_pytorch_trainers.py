@@ -37,3 +37,14 @@ def fields(folder: Path) -> None:
 def codes(folder: Path) -> None:
     data = Items(lambda index: (torch.randint(0, 16, (3, 2, 2)), "a clip"))
     make_phenaki(folder, dataset=data, train_num_steps=1).train()
+
+
+@usage("PhenakiTrainer", "text_embeds instead of texts")
+def embeddings(folder: Path) -> None:
+    data = Items(lambda index: (torch.rand(3, 5, 16, 16), torch.randn(3, 768)))
+    make_phenaki(folder, dataset=data, train_num_steps=1).train()
+
+
+@usage("PhenakiTrainer", "train_on_images with num_frames, which it replaces")
+def images(folder: Path) -> None:
+    make_phenaki(folder, train_on_images=True, num_frames=17, train_num_steps=1).train()

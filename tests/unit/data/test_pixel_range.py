@@ -60,6 +60,14 @@ def test_floats_outside_of_the_range_are_said_once(
 
 
 @pytest.mark.parametrize("medium", DATA)
+def test_each_data_set_of_a_process_says_it(medium: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make, shape = DATA[medium]
+    for _ in range(2):
+        load_two(make(-torch.ones(shape)))
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("medium", DATA)
 def test_floats_and_bytes_in_their_range_are_not_mentioned(medium: str, capsys: pytest.CaptureFixture[str]) -> None:
     make, shape = DATA[medium]
     load_two(make(torch.rand(shape)))

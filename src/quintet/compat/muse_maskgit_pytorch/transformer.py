@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.compat.model import CompatModel, notify, refuse_unknown, refuse_unless
-from quintet.compat.text import DEFAULT_T5_NAME, EmbeddingProjection, copy_matching, text_conditioning, text_source
+from quintet.compat.text import DEFAULT_T5_NAME, EmbeddingProjection, take_over, text_conditioning, text_source
 from quintet.config import validate
 from quintet.config.masked import MaskGitConfig
 from quintet.errors import UsageError
@@ -89,7 +89,7 @@ class Transformer(CompatModel):
         config = validate(MaskGitConfig, {**self.model.config.model_dump(mode="json"), **keys})
         if config != self.model.config:
             model = self._build(config)
-            copy_matching(self.model, model)
+            take_over(self.model, model)
             self.model = model
 
     def encode_text(self, texts: str | Sequence[str]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
@@ -43,6 +43,7 @@ class VQGanVAE(CompatModel):
 
     config_class = VQGanConfig
     task_class = VQGanTask
+    absent: ClassVar = {"vgg": "the perceptual loss reads a safetensors file of VGG-16; pass its path as vgg="}
 
     def __init__(
         self,

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.common.rng import seed_from
-from quintet.compat.model import CompatModel
+from quintet.compat.model import CompatModel, new_seed
 from quintet.compat.musiclm_pytorch.mulan import MuLaN
 from quintet.errors import UsageError
 from quintet.nn.quantize import make_quantizer
@@ -90,12 +89,11 @@ class MuLaNEmbedQuantizer(CompatModel):
         rows = latents[None]
         if self.training and not self._initialised:
             self._initialised = True
-            self.rq.init_from_data(latents, self._seed)
+            self.rq.init_from_data(latents, new_seed())
         codes: Tensor = self.rq.encode(rows)[0]
         if self.training:
-            self._calls += 1
             statistics = self.rq(latents[:, None], return_candidates=True).statistics
-            self.rq.update(statistics.over_ranks(), seed_from(self._seed, self._calls))
+            self.rq.update(statistics.over_ranks(), new_seed())
         return codes if self.rq.code_axes else codes[:, None]
 
 

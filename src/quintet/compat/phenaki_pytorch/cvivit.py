@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
@@ -32,6 +32,10 @@ class CViViT(CompatModel):
 
     config_class = CViViTConfig
     task_class = CViViTTask
+    absent: ClassVar = {
+        "encode": "it took the embeddings of patches; cvivit(videos, return_only_codebook_ids=True) returns codes",
+        "vgg": "the perceptual loss reads a safetensors file of VGG-16; pass its path as vgg=",
+    }
 
     def __init__(
         self,

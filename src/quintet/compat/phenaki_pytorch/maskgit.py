@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.compat.model import CompatModel, notify, refuse_unknown, refuse_unless
-from quintet.compat.text import EmbeddingProjection, copy_matching, text_conditioning
+from quintet.compat.text import EmbeddingProjection, take_over, text_conditioning
 from quintet.config import validate
 from quintet.config.masked import MaskGitConfig
 from quintet.errors import UsageError
@@ -74,12 +74,15 @@ class _VideoTransformer(CompatModel):
         config = validate(MaskGitConfig, {**self.model.config.model_dump(mode="json"), **keys})
         if config != self.model.config:
             model = self._build(config)
-            copy_matching(self.model, model)
+            take_over(self.model, model)
             self.model = model
 
     def set_context_dim(self, dim: int) -> None:
         """Replace the projection of text embeddings by one of another dimension."""
-        self.project = EmbeddingProjection(dim, self.dim).to(self.device, self.dtype)
+        assert self.project is not None
+        project = EmbeddingProjection(dim, self.dim)
+        take_over(self.project, project)
+        self.project = project
 
     def conditioning(
         self, texts: list[str] | None, text_embeds: Tensor | None, keep: Tensor | None = None

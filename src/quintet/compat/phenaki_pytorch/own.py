@@ -22,5 +22,12 @@ class PhenakiTrainer(OwnPhenakiTrainer):
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         assert isinstance(task, PhenakiTask)
         return python_clip_splits(
-            data, task.config, task.tokenizer, validation=validation, declared=declared, cache=False
+            data,
+            task.config,
+            task.tokenizer,
+            validation=validation,
+            declared=declared,
+            cache=False,
+            unclamped=cls.unclamped,
+            projects_embeddings=cls.projects_embeddings,
         )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from quintet.common.batch import Batch
+from quintet.common.weights.loading import load_module
 from quintet.compat.model import CompatModel, TrainingParts, notify, refuse_unless
 from quintet.compat.phenaki_pytorch.cvivit import CViViT
+from quintet.compat.phenaki_pytorch.embeddings import PROJECTION
 from quintet.compat.phenaki_pytorch.maskgit import MaskGit, TokenCritic
 from quintet.compat.text import DEFAULT_T5_NAME, text_source
 from quintet.config import build
@@ -20,6 +23,7 @@ from quintet.families.cvivit.pipeline import CViViTPipeline
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki as OwnPhenaki
 from quintet.families.phenaki.task import PhenakiTask
+from quintet.nn.conditioning import FrozenText
 from quintet.nn.maskgit import MaskGit as OwnMaskGit
 from quintet.nn.maskgit import TokenCritic as OwnTokenCritic
 from quintet.pipelines.base import Pipeline
@@ -85,6 +89,7 @@ class Phenaki(CompatModel):
         _check_parts(maskgit, cvivit, critic, self_token_critic, cond_drop_prob)
         reason = "the noise of the critic always decays; leave it out"
         refuse_unless(NAME, "critic_noise_anneal_schedule", critic_noise_anneal_schedule, ("decay",), reason)
+        self._trains_projection = False
         self.cvivit = cvivit.copy_for_eval().requires_grad_(False)
         self.maskgit, self.critic = maskgit, critic
         self.unconditional = maskgit.unconditional
@@ -126,8 +131,8 @@ class Phenaki(CompatModel):
         part.adapt(**keys)
         return notices
 
-    def set_num_frames(self, frames: int) -> None:
-        """Set the window to the clips of a data set. Positions in time that both windows have keep their weights."""
+    def check_num_frames(self, frames: int) -> None:
+        """Raise `UsageError` if clips of a data set do not fit in the window."""
         config = self.cvivit.model.config
         if config.latent_frames(frames) * self.cvivit.image_num_tokens > self.maskgit.max_seq_len:
             raise UsageError(
@@ -135,10 +140,6 @@ class Phenaki(CompatModel):
                 f"{config.latent_frames(frames) * self.cvivit.image_num_tokens} codes, more than "
                 f"max_seq_len={self.maskgit.max_seq_len} of the MaskGit"
             )
-        self._task = None
-        for part in (self.maskgit, self.critic):
-            if part is not None:
-                part.adapt(grid=[config.latent_frames(frames), *config.grid])
 
     # --- parts ------------------------------------------------------------------------------------------------
 
@@ -159,6 +160,8 @@ class Phenaki(CompatModel):
 
     def training_parts(self) -> TrainingParts:
         modules: dict[str, nn.Module] = {} if self.own_critic is None else {"critic": self.own_critic}
+        if self._trains_projection and self.maskgit.project is not None:
+            modules[PROJECTION] = self.maskgit.project
         keys = {
             "data.frames": self.cvivit.model.config.frames(self.own_maskgit.grid[0]),
             "loss.cond_drop_prob": min(self.cond_drop_prob, 0.99),
@@ -173,6 +176,26 @@ class Phenaki(CompatModel):
             "sample.choice_temperature": 1.0 if self._has_critic else 0.0,
         }
         return TrainingParts(self.own_maskgit, {"tokenizer": self._tokenizer()}, modules, keys)
+
+    def train_on_embeddings(self, dim: int) -> bool:
+        """Prepare for a trainer whose items have text embeddings; whether the projection takes them, which is trained
+        then. A frozen text encoder takes them itself."""
+        project = self.maskgit.project
+        if project is None or isinstance(self.own_maskgit.text_encoder, FrozenText):
+            return False
+        if dim != project.project.in_features:
+            raise UsageError(
+                f"{NAME}: the text_embeds of the items have dimension {dim}, but the model takes "
+                f"{project.project.in_features}; pass text_embed_dim={dim} to {NAME}"
+            )
+        self._trains_projection = True
+        return True
+
+    def _load_checkpoint(self, folder: Path) -> Self:
+        super()._load_checkpoint(folder)
+        if self.maskgit.project is not None and (folder / f"{PROJECTION}.safetensors").is_file():
+            load_module(self.maskgit.project, folder, PROJECTION)
+        return self
 
     @property
     def _has_critic(self) -> bool:

@@ -19,12 +19,14 @@ from quintet.compat.items import (
     is_texts,
     loader_of,
 )
+from quintet.compat.phenaki_pytorch.embeddings import EmbeddingTask
 from quintet.compat.phenaki_pytorch.own import PhenakiTrainer as OwnPhenakiTrainer
 from quintet.compat.phenaki_pytorch.phenaki import Phenaki
 from quintet.compat.tokenizer_trainer import TokenizerTrainer
 from quintet.compat.trainer import CompatTrainer, LogFunction
 from quintet.errors import UsageError
 from quintet.families.cvivit.trainer import CViViTTrainer as OwnCViViTTrainer
+from quintet.families.phenaki.data import first_item
 from quintet.training.phase import always
 from quintet.training.trainer import Logs
 
@@ -46,6 +48,9 @@ class CViViTTrainer(TokenizerTrainer):
     """Trains a `CViViT` on a folder of videos or images, with the arguments of the original."""
 
     own_class = OwnCViViTTrainer
+
+    def own_members(self, model: Any) -> dict[str, Any]:
+        return {"unclamped": True}
 
 
 class PhenakiTrainer(CompatTrainer):
@@ -70,8 +75,18 @@ class PhenakiTrainer(CompatTrainer):
             if unknown or len(set(names)) != len(names):
                 raise UsageError(f"PhenakiTrainer: dataset_fields are different names of {', '.join(FIELDS)}")
             arguments["data"] = NamedItems(arguments.get("data"), names)
-        if isinstance(model, Phenaki):
-            model.set_num_frames(keys.get("data.frames", self._default("num_frames")))
+        self._projects = isinstance(model, Phenaki) and _has_projected_embeddings(model, arguments.get("data"))
+        if isinstance(model, Phenaki) and not arguments.get("resume"):
+            frames = keys.get("data.frames", self._default("num_frames"))
+            model.check_num_frames(frames)
+            # The window of the model may be longer than the clips; samples are as long as these, as in the original.
+            keys.setdefault("sample.frames", frames)
+
+    def own_members(self, model: Any) -> dict[str, Any]:
+        """Videos keep their range, as in a hand-written loop."""
+        if not self._projects:
+            return {"unclamped": True}
+        return {"unclamped": True, "projects_embeddings": True, "task_class": EmbeddingTask}
 
     def logs(self, logs: Logs) -> float:
         """The sum of the losses of generator and critic."""
@@ -129,6 +144,12 @@ class PhenakiTrainer(CompatTrainer):
         return int(config.sample.frames or config.data.frames)
 
     @property
+    def sample_texts(self) -> list[str] | None:
+        """The captions to sample, also those of `sample_texts_file_path`."""
+        texts: Any = getattr(self.own.config.sample, "texts", None)
+        return None if texts is None else list(texts)
+
+    @property
     def opt(self) -> torch.optim.Optimizer:
         return self.optimizer_of()
 
@@ -153,3 +174,12 @@ class PhenakiTrainer(CompatTrainer):
     def data_tuple_to_kwargs(self, data: Sequence[Any]) -> dict[str, Any]:
         """The arguments of the model for the values of a batch."""
         return dict(zip(self.dataset_fields or fields_by_type(data, FIELDS), data, strict=False))
+
+
+def _has_projected_embeddings(model: Phenaki, data: Any) -> bool:
+    """Whether the items have text embeddings that the projection of the model takes."""
+    if data is None or isinstance(data, (str, Path)):
+        return False
+    with torch.random.fork_rng(devices=[]):  # an item may draw random numbers, and the seed of the run comes later
+        vectors = first_item(data).get("vectors")
+    return vectors is not None and model.train_on_embeddings(int(vectors.shape[-1]))

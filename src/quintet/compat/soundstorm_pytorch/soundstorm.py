@@ -26,6 +26,8 @@ from quintet.sampling.masked import MASK_SCHEDULES, Sampling, constant, linear
 from quintet.training.maskgit_task import token_loss
 from quintet.training.objective import ForwardPass
 
+__all__ = ["Conformer", "ConformerWrapper", "SoundStorm", "SoundStream", "TextToSemantic"]
+
 NAME = "SoundStorm"
 COLDEST = 1e-8
 """The temperature at which the most likely code is sampled."""

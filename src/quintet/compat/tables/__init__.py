@@ -119,12 +119,22 @@ VQGAN: tuple[Rule, ...] = (
     *GAN_TOKENIZER,
 )
 
+TRAIN_ON_IMAGES = Rule(
+    "train_on_images",
+    False,
+    "Train on one frame of each video; `num_frames` has then no effect.",
+    keys=("data.frames",),
+    kind=FLAG,
+    convert=if_true(1),
+    replaces="num_frames",
+)
+
 CVIVIT: tuple[Rule, ...] = (
     shared.model("vae", "CViViT"),
     shared.steps("num_train_steps", REQUIRED),
     shared.batch_size(),
     to_argument("folder", REQUIRED, "data", "Folder of videos or images."),
-    to_key("train_on_images", False, "data.frames", FLAG, "Train on one frame of each video.", if_true(1)),
+    TRAIN_ON_IMAGES,
     to_key(
         "num_frames",
         17,
@@ -142,7 +152,7 @@ CVIVIT: tuple[Rule, ...] = (
 PHENAKI: tuple[Rule, ...] = (
     shared.model("phenaki", "Phenaki"),
     to_argument("folder", None, "data", "Folder of videos or images."),
-    to_key("train_on_images", False, "data.frames", FLAG, "Train on one frame of each video.", if_true(1)),
+    TRAIN_ON_IMAGES,
     shared.batch_size(16),
     shared.accumulation(1),
     to_key(

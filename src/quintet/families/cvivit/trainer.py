@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from quintet.data.splits import Splits
 from quintet.data.video import python_video_splits
@@ -26,6 +26,8 @@ class CViViTTrainer(PythonTrainer):
     config_class = CViViTConfig
     task_class = CViViTTask
     model_class = CViViT
+    unclamped: ClassVar[bool] = False
+    """Whether floating-point videos of a data set keep pixels outside [0, 1]."""
 
     def __init__(self, model: CViViT, **options: Unpack[TrainerOptions]) -> None:
         super().__init__(model, **options)
@@ -33,4 +35,6 @@ class CViViTTrainer(PythonTrainer):
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         config: CViViTConfig = task.config
-        return python_video_splits(data, config.data, config.model.size, validation=validation, declared=declared)
+        return python_video_splits(
+            data, config.data, config.model.size, validation=validation, declared=declared, unclamped=cls.unclamped
+        )

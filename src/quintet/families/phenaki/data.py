@@ -26,7 +26,7 @@ from quintet.data.splits import Splits
 from quintet.data.text_embeddings import VECTORS, check_embeddings, collate_embeddings, embedding_of, has_type
 from quintet.data.tokenized import fresh_splits, tokenized_splits
 from quintet.data.video import FIELDS as MEDIA
-from quintet.data.video import PythonVideos, video_folder_splits
+from quintet.data.video import PythonVideos, range_report, video_folder_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.phenaki.config import PhenakiConfig
 from quintet.pipelines.base import Tokenizer
@@ -181,6 +181,11 @@ def _length(mask: Any, expected: int) -> int:
     return length
 
 
+def first_item(dataset: Indexable, declared: Sequence[str] | None = None) -> dict[str, Any]:
+    """The values of the first item by field."""
+    return _check_one_medium(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
+
+
 def python_clip_splits(
     dataset: Indexable,
     config: PhenakiConfig,
@@ -189,13 +194,17 @@ def python_clip_splits(
     validation: Indexable | None = None,
     declared: Sequence[str] | None = None,
     cache: bool = True,
+    unclamped: bool = False,
+    projects_embeddings: bool = False,
 ) -> Splits:
     """Codes of a Python dataset, split by fraction and seed unless a validation set is passed.
 
-    With `cache=False`, videos are read and encoded at every step, instead of once.
+    With `cache=False`, videos are read and encoded at every step, instead of once. `unclamped` videos keep their range.
+    `projects_embeddings` says that the model takes text embeddings beside texts.
     """
-    first = _check_one_medium(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
-    _check_conditioning(first, config)
+    first = first_item(dataset, declared)
+    if first.get("vectors") is None or not projects_embeddings:
+        _check_conditioning(first, config)
     if "codes" in first:
         step = None if tokenizer is None else tokenizer.model.config.temporal_patch_size
         codes = partial(PythonCodes, config=config, temporal_patch_size=step)
@@ -205,7 +214,8 @@ def python_clip_splits(
     if config.data.fps is not None:
         raise UsageError("data.fps needs time stamps, which clips of a Python dataset do not have")
     height, width = tokenizer.model.config.size
-    clips = partial(PythonClips, height=height, width=width, config=config.data)
+    options: dict[str, Any] = {"config": config.data, "unclamped": unclamped, "report_range": range_report()}
+    clips = partial(PythonClips, height=height, width=width, **options)
     media = split_object(dataset, config.data, clips, validation, declared)
     if not cache:
         return fresh_splits(tokenizer.token_encoder(), media)

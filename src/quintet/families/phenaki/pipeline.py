@@ -231,6 +231,12 @@ def _fit_to_tokenizer(config: PhenakiConfig, tokenizer: Pipeline[Any]) -> Phenak
             f"{tokenizer.reference}"
         )
     levels = (model.quantizer.levels,) if model.quantizer.levels > 1 else ()
-    grid = (model.config.latent_frames(frames), *model.config.grid, *levels)
+    grid = (_latent_frames(config, model.config), *model.config.grid, *levels)
     found = {"model.grid": grid, "model.num_codes": model.num_codes}
     return config.adopt(f"the tokenizer {tokenizer.reference} for clips of {frames} frames", found)
+
+
+def _latent_frames(config: PhenakiConfig, tokenizer: Any) -> int:
+    """Latent frames of the window: those of a clip, or more if the model was built for longer clips."""
+    of_clips, built_for = tokenizer.latent_frames(config.data.frames), (config.model.grid or (0,))[0]
+    return int(max(of_clips, min(built_for, tokenizer.latent_frames(tokenizer.max_frames))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from torch import nn
 
@@ -39,6 +39,10 @@ class PhenakiTrainer(PythonTrainer):
     task_class = PhenakiTask
     model_class = MaskGit
     needs = ()
+    unclamped: ClassVar[bool] = False
+    """Whether floating-point videos of a data set keep pixels outside [0, 1]."""
+    projects_embeddings: ClassVar[bool] = False
+    """Whether the task takes text embeddings beside the text encoder of the model."""
 
     def __init__(
         self,
@@ -72,7 +76,15 @@ class PhenakiTrainer(PythonTrainer):
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         assert isinstance(task, PhenakiTask)
-        return python_clip_splits(data, task.config, task.tokenizer, validation=validation, declared=declared)
+        return python_clip_splits(
+            data,
+            task.config,
+            task.tokenizer,
+            validation=validation,
+            declared=declared,
+            unclamped=cls.unclamped,
+            projects_embeddings=cls.projects_embeddings,
+        )
 
 
 def _as_tokenizer(model: Any) -> Pipeline[Any]:
