@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.common.rank import RankInfo
+from quintet.compat.items import SplitItems
 from quintet.compat.model import CompatModel, TrainingParts, replace_folder
 from quintet.compat.rules import REQUIRED, OriginalTrainer
 from quintet.compat.tables import TRAINERS
@@ -28,6 +30,7 @@ from quintet.compat.translation import (
     add_defaults,
     announce,
     check_required,
+    in_original_words,
     positional_names,
     scale_to_processes,
     translate,
@@ -49,6 +52,7 @@ class PartsTrainer(PythonTrainer):
     always: ClassVar[dict[str, Any]]
     """Keys that the original always has; keys of the model and of the call replace them."""
     parts: ClassVar[TrainingParts | None]
+    repeats_items = True
 
     @classmethod
     def split_model(cls, model: Any) -> Any:
@@ -57,6 +61,12 @@ class PartsTrainer(PythonTrainer):
     @classmethod
     def keys_of(cls, model: Any) -> dict[str, Any]:
         return {**cls.always, **(cls.parts.keys if cls.parts else super().keys_of(model))}
+
+    @property
+    def last_step(self) -> int:
+        """The originals go on after their last step, one `train_step()` at a time."""
+        steps = self.config.train.steps
+        return steps if self.step < steps else sys.maxsize
 
     def _init_state(self, init: Any) -> None:
         # The codebook of a model that was trained already is not initialised again.
@@ -89,11 +99,12 @@ class CompatTrainer(TrainerMembers):
         arguments = translation.arguments
         model = arguments.pop("model", None)
         self.adapt(model, arguments, translation.overrides)
+        self._set_split(arguments)
         always = self._complete(translation, given)
         announce(translation)
         self._set_attributes(named)
         self.own = self._build(model, arguments, translation.overrides, always, frozen)
-        weakref.finalize(self, self.own.run.close)  # scripts of the originals close nothing
+        weakref.finalize(self, _release, self.own)  # scripts of the originals close nothing
         setattr(self, self.model_attribute, model if isinstance(model, nn.Module) else self.own.unwrapped_model)
         if isinstance(model, CompatModel):
             model._forget_training()  # the trainer has initialised its codebook
@@ -138,6 +149,12 @@ class CompatTrainer(TrainerMembers):
             raise UsageError(f"{results} has no run to resume ({following} does not exist)")
         return results / f"{recipe}-{number - 1}" if resume else following
 
+    def _set_split(self, arguments: dict[str, Any]) -> None:
+        """Split a data set object as the original does, if the original splits it."""
+        data = arguments.get("data")
+        if hasattr(data, "__getitem__") and not isinstance(data, str) and self._default("valid_frac") is not None:
+            arguments["data"] = SplitItems(data)
+
     def _set_schedule(self, arguments: dict[str, Any], keys: dict[str, Any]) -> None:
         """The key `optim.scheduler` of a scheduler class; a function of the step, if it cannot be written as text."""
         kind, options = arguments.pop("scheduler", None), dict(arguments.pop("scheduler_kwargs", None) or {})
@@ -167,7 +184,8 @@ class CompatTrainer(TrainerMembers):
         classes = (PartsTrainer, self.own_class)
         body = {"always": always, "parts": parts, "__init__": PythonTrainer.__init__}
         kind: type[Any] = type(self.own_class.__name__, classes, body)
-        own: PythonTrainer = kind(parts or model, config=keys, **arguments, **frozen)
+        with in_original_words(self.original(), keys.get("train.grad_accum_steps", 1)):
+            own: PythonTrainer = kind(parts or model, config=keys, **arguments, **frozen)
         return own
 
     def _set_attributes(self, named: Mapping[str, Any]) -> None:
@@ -218,7 +236,8 @@ class CompatTrainer(TrainerMembers):
         own = self.own
         if not self._is_open:
             own.open_outputs()
-            own.write_state("running")
+            if own.step < own.config.train.steps:
+                own.write_state("running")
             self._is_open = True
         try:
             logs = own.train_step()
@@ -239,12 +258,16 @@ class CompatTrainer(TrainerMembers):
         own = self.own
         number, rest = divmod(own.step, own.config.checkpoint.every)
         if own.is_main and own.saved_step == own.step and not rest:
-            link = self._results / self.checkpoint_name.format(step=own.step, number=number)
-            if link.is_symlink():
-                link.unlink()
-            if not link.exists():
-                folder = own.run.checkpoints / f"step-{own.step:08d}"
-                link.symlink_to(os.path.relpath(folder, self._results))
+            self._show_checkpoint(number)
+
+    def _show_checkpoint(self, number: int) -> None:
+        """Link the checkpoint of this step under its original name."""
+        link = self._results / self.checkpoint_name.format(step=self.own.step, number=number)
+        if link.is_symlink():
+            link.unlink()
+        if not link.exists():
+            folder = self.own.run.checkpoints / f"step-{self.own.step:08d}"
+            link.symlink_to(os.path.relpath(folder, self._results))
 
     def _show_step(self) -> None:
         if self.step_attribute:
@@ -290,6 +313,12 @@ def number(logs: Logs, name: str) -> float:
     """A metric of the step as a number; 0 if the step has none."""
     value = logs.get(name)
     return 0.0 if value is None else float(value)
+
+
+def _release(own: PythonTrainer) -> None:
+    """End the data workers and give up the run folder."""
+    own.close_outputs()
+    own.run.close()
 
 
 def _signature(original: OriginalTrainer) -> inspect.Signature:

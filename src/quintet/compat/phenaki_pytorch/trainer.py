@@ -12,6 +12,7 @@ from torch import nn
 
 from quintet.compat.items import (
     NamedItems,
+    batch_of,
     cycle,
     fields_by_type,
     has_dtype,
@@ -55,9 +56,11 @@ class PhenakiTrainer(CompatTrainer):
     step_attribute = ""
     average_attribute = "ema_model"
     checkpoint_name = "model-{number}.pt"
+    _fields: tuple[str, ...] | None
 
     def adapt(self, model: Any, arguments: dict[str, Any], keys: dict[str, Any]) -> None:
         names = arguments.pop("declared", None)
+        self._fields = None if names is None else tuple(names)
         if names is not None:
             unknown = [name for name in names if name not in FIELDS]
             if unknown or len(set(names)) != len(names):
@@ -135,6 +138,15 @@ class PhenakiTrainer(CompatTrainer):
         return self.own.task.frozen["tokenizer"].model.config.image_size
 
     @property
+    def dataset_fields(self) -> tuple[str, ...] | None:
+        """The fields of the values of an item; without `dataset_fields=`, known after the first step."""
+        if self._fields is None and self.own.step:
+            item = self.ds[0]
+            values = item if isinstance(item, (tuple, list)) else (item,)
+            self._fields = fields_by_type(batch_of([tuple(values)], self.merge), FIELDS)
+        return self._fields
+
+    @property
     def ds(self) -> Any:
         return super().ds if self.dataset is None else self.dataset
 
@@ -145,4 +157,6 @@ class PhenakiTrainer(CompatTrainer):
 
     def data_tuple_to_kwargs(self, data: Sequence[Any]) -> dict[str, Any]:
         """The arguments of the model for the values of a batch."""
-        return dict(zip(self.dataset_fields or fields_by_type(data, FIELDS), data, strict=False))
+        if self._fields is None:
+            self._fields = fields_by_type(data, FIELDS)
+        return dict(zip(self._fields, data, strict=False))
