@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 import types
@@ -18,11 +20,12 @@ from torch.optim.lr_scheduler import StepLR
 import quintet
 from quintet import compat, registry
 from quintet.compat import CompatibilityNotice, announce, translate
-from quintet.compat.migration_page import page
+from quintet.compat.migration_page import PACKAGES, page, tables_page
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
 from quintet.compat.tables.shared import OWN, PARTS
 from quintet.compat.translation import add_defaults, check_required, scale_to_processes
+from quintet.compat.usages import modules_in, records_of
 from quintet.config import RunConfig, build, keys
 from quintet.errors import UsageError
 from quintet.training.options import KEYS, TrainerOptions
@@ -486,18 +489,51 @@ def test_keywords_that_only_have_another_name_cause_no_notice() -> None:
 # --- the page -----------------------------------------------------------------------------------------------
 
 
-def test_page_in_the_documentation_is_up_to_date() -> None:
-    file = Path(__file__).parents[2] / "docs" / "migration.md"
-    assert file.read_text(encoding="utf-8") == page(), "run `python -m quintet.compat > docs/migration.md`"
+def test_the_pages_in_the_documentation_are_up_to_date() -> None:
+    folder = Path(__file__).parents[2] / "docs"
+    for name, text in (("migration.md", page()), ("migration-tables.md", tables_page())):
+        assert (folder / name).read_text(encoding="utf-8") == text, "run `make migration`"
 
 
-def test_the_page_names_every_trainer_keyword_and_file() -> None:
-    text = page()
+NOTICES = ("notify", "notices.append")
+
+
+def noticed_names(package: str) -> set[str]:
+    """The arguments that the warnings of a package name: words with an underscore in the text of a notice."""
+    names: set[str] = set()
+    for file in (Path(compat.__file__).parent / package).glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in NOTICES:
+                texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                names.update(re.findall(r"[a-z]+(?:_[a-z0-9]+)+", " ".join(map(str, texts))))
+    return names
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_page_has_every_subject_of_a_warning(package: str) -> None:
+    section = page().split(f"### {package}\n")[1].split("\n### ")[0]
+    assert not [name for name in noticed_names(package.replace("-", "_")) if name not in section]
+    joined = " ".join(section.split())
+    for trainer in TRAINERS.values():
+        if trainer.package == package:
+            assert all(f"`{rule.keyword}`" in joined for rule in trainer.rules if rule.always or rule.refused)
+
+
+def test_the_page_has_every_refusal_that_was_executed() -> None:
+    joined = " ".join(page().split())
+    refusals = [row for module in modules_in() for row in records_of(module) if row.refusal]
+    assert len(refusals) > 20
+    for row in refusals:
+        assert row.refusal.removeprefix(f"{row.name}: ") in joined
+
+
+def test_the_pages_name_every_trainer_keyword_and_file() -> None:
+    text = tables_page()
     for trainer in TRAINERS.values():
         section = text.split(f"### {trainer.name}\n")[1].split("\n##")[0]
         assert all(f"| `{rule.keyword}` |" in section for rule in trainer.rules)
     for name in ("VQGanVAE", "MuLaN", "SoundStorm", "Phenaki", "CViViT", "MeshAutoencoder", "MeshTransformer"):
-        assert f"`{name}`" in text.split("## Old weights")[1]
+        assert f"`{name}`" in page().split("## Old weights")[1]
 
 
 def test_the_module_prints_the_page_without_torch() -> None:

@@ -24,6 +24,7 @@ from quintet.errors import QuintetError, UsageError
 from quintet.training.options import check_value
 
 PAGE = "docs/migration.md"
+TABLES = "docs/migration-tables.md"
 
 
 class CompatibilityNotice(UserWarning):
@@ -183,7 +184,7 @@ def _apply_parts(translation: Translation, rule: Rule, value: Any) -> None:
         where = f"{rule.keyword}[{name!r}]"
         if name not in known:
             hint = _nearest(str(name), known)
-            raise UsageError(f"{translation.trainer.name}: {where} is unknown{hint}; {PAGE} lists all entries")
+            raise UsageError(f"{translation.trainer.name}: {where} is unknown{hint}; {TABLES} lists all entries")
         _apply(translation, known[name], where, part)
 
 
@@ -259,7 +260,7 @@ def _unknown(trainer: OriginalTrainer, keyword: str, rules: Mapping[str, Rule]) 
     same_target = [name for name, rule in rules.items() if targets.intersection((*rule.keys, rule.argument))]
     hint = f"; did you mean '{same_target[0]}'?" if same_target else _nearest(keyword, rules)
     listed = "" if hint else f"; it has {', '.join(rules)}"
-    return f"{trainer.name} has no keyword '{keyword}'{hint}{listed} (pass other keys in `config`; see {PAGE})"
+    return f"{trainer.name} has no keyword '{keyword}'{hint}{listed} (pass other keys in `config`; see {TABLES})"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
