@@ -27,7 +27,7 @@ help:
 	@echo "make browser      install Chromium from Debian for the tests of the web page, if permitted"
 	@echo "make figures      draw the layers in docs/architecture.md from the imports in the source"
 	@echo "make reference    write the pages of all configuration keys, docs/reference"
-	@echo "make migration    execute the usages of the original packages and write docs/migration.md"
+	@echo "make migration    execute the usages of the original packages and write docs/migration*.md"
 	@echo "make results      run the longer experiments of docs/results.md (about 40 minutes; EMOJI=folder of the emoji)"
 
 setup: $(SETUP)
@@ -138,6 +138,7 @@ reference: setup
 migration: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python -m compat.record $(USAGES)
 	PYTHONPATH=src $(BIN)/python -m quintet.compat > docs/migration.md
+	PYTHONPATH=src $(BIN)/python -m quintet.compat tables > docs/migration-tables.md
 
 results: setup
 	$(BIN)/quintet demo image --full --out runs/full

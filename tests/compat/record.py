@@ -1,6 +1,7 @@
 """Executes usages and records their outcomes: `python -m compat.record [MODULE …]`, or `make migration`.
 
-The records are `src/quintet/compat/tables/usages/<module>.json`, from which docs/migration.md is generated.
+The records are `src/quintet/compat/tables/usages/<module>.json`, from which docs/migration.md and
+docs/migration-tables.md are generated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every usage of the original packages works or is refused, as the table in docs/migration.md says."""
+"""Every usage of the original packages works or is refused, as the table in docs/migration-tables.md says."""
 
 from __future__ import annotations
 

@@ -90,8 +90,9 @@ def results(folder: Path) -> dict[str, Any]:
 
 def make_mulan(folder: Path, **options: Any) -> Any:
     data = Items(lambda index: (torch.randn(1024), torch.randint(0, 300, (16,))))
+    settings = {"batch_size": 2, "num_train_steps": 8, "valid_frac": 0.4}
     return musiclm_pytorch.MuLaNTrainer(
-        mulan(), data, **{"batch_size": 2, "num_train_steps": 8, "valid_frac": 0.4, **results(folder), **options}
+        mulan(), options.pop("dataset", data), **{**settings, **results(folder), **options}
     )
 
 

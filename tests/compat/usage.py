@@ -11,7 +11,7 @@ folder, which is also the working directory.
     def maskgit_no_mask() -> None: ...
 
 With `refused`, the function must end with an error that contains this text. `record.py` executes the usages for
-the page docs/migration.md. A test executes every usage and compares the outcome with the record.
+the page docs/migration-tables.md. A test executes every usage and compares the outcome with the record.
 """
 
 from __future__ import annotations

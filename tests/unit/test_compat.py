@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 import types
@@ -18,11 +20,12 @@ from torch.optim.lr_scheduler import StepLR
 import quintet
 from quintet import compat, registry
 from quintet.compat import CompatibilityNotice, announce, translate
-from quintet.compat.migration_page import page
+from quintet.compat.migration_page import PACKAGES, page, tables_page
 from quintet.compat.rules import REQUIRED, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
 from quintet.compat.tables.shared import OWN, PARTS
 from quintet.compat.translation import add_defaults, check_required, scale_to_processes
+from quintet.compat.usages import modules_in, records_of
 from quintet.config import RunConfig, build, keys
 from quintet.errors import UsageError
 from quintet.training.options import KEYS, TrainerOptions
@@ -260,7 +263,7 @@ def test_own_keywords_of_the_readme() -> None:
         "ema.decay": 0.9,
         "optim.schedule": "constant",
     }
-    assert not translation.has_original_keywords
+    assert not translation.notices
 
 
 def test_none_means_not_given() -> None:
@@ -276,8 +279,7 @@ def test_none_disables_clipping(trainer: OriginalTrainer) -> None:
 def test_counts_of_micro_batches_become_counts_of_steps() -> None:
     translation = by("MeshAutoencoderTrainer", batch_size=4, grad_accum_every=8, val_num_batches=5)
     assert translation.overrides == {"train.batch_size": 32, "train.grad_accum_steps": 8, "eval.batches": 40}
-    assert len(translation.notices) == 2
-    assert vqgan(batch_size=4, grad_accum_every=1).notices == []
+    assert translation.notices == []
     assert vqgan(grad_accum_every=2).overrides == {"train.grad_accum_steps": 2}
 
 
@@ -286,7 +288,7 @@ def test_positional_arguments() -> None:
     translation = by("MeshAutoencoderTrainer", model, data, 100, 4, 2)
     assert translation.arguments == {"model": model, "data": data}
     assert translation.overrides == {"train.steps": 100, "train.batch_size": 8, "train.grad_accum_steps": 2}
-    assert not by("VQGanVAETrainer", model, data="photos").has_original_keywords
+    assert not by("VQGanVAETrainer", model, data="photos").notices
     with pytest.raises(UsageError, match=r"takes 1 positional argument\(s\) \(vae\)"):
         by("VQGanVAETrainer", model, "photos")
     for keyword in ("vae", "model"):
@@ -462,7 +464,7 @@ def test_unknown_trainer_is_an_error_that_lists_the_known_ones() -> None:
 
 
 def test_one_notice_for_the_call_at_the_callers_line() -> None:
-    translation = vqgan(num_train_steps=10, folder="photos", batch_size=2, grad_accum_every=2)
+    translation = vqgan(num_train_steps=10, folder="photos", accelerate_kwargs={"project_dir": "elsewhere"})
     # Called from inside the package, as by a trainer.
     module = types.ModuleType("quintet.families.some")
     exec("def construct(announce, translation):\n    announce(translation)", module.__dict__)
@@ -471,34 +473,67 @@ def test_one_notice_for_the_call_at_the_callers_line() -> None:
     (warning,) = caught
     assert warning.filename == __file__
     message = str(warning.message)
-    assert message.startswith("VQGanVAETrainer: keywords of muse-maskgit-pytorch translated: ")
-    assert "num_train_steps -> train.steps, folder -> data, batch_size -> train.batch_size" in message
-    assert "train.batch_size=4" in message
+    assert message.startswith("VQGanVAETrainer: accelerate_kwargs['project_dir']='elsewhere' has no effect: ")
+    assert "num_train_steps" not in message
     assert message.endswith("(see docs/migration.md)")
 
 
-def test_own_keywords_cause_no_notice() -> None:
+def test_keywords_that_only_have_another_name_cause_no_notice() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         announce(vqgan(steps=10, data="photos", batch_size=2, lr=1e-4))
         announce(by("SoundStormTrainer", object(), batch_size=2))
+        announce(vqgan(num_train_steps=10, folder="photos", batch_size=2, grad_accum_every=2))
 
 
 # --- the page -----------------------------------------------------------------------------------------------
 
 
-def test_page_in_the_documentation_is_up_to_date() -> None:
-    file = Path(__file__).parents[2] / "docs" / "migration.md"
-    assert file.read_text(encoding="utf-8") == page(), "run `python -m quintet.compat > docs/migration.md`"
+def test_the_pages_in_the_documentation_are_up_to_date() -> None:
+    folder = Path(__file__).parents[2] / "docs"
+    for name, text in (("migration.md", page()), ("migration-tables.md", tables_page())):
+        assert (folder / name).read_text(encoding="utf-8") == text, "run `make migration`"
 
 
-def test_the_page_names_every_trainer_keyword_and_file() -> None:
-    text = page()
+NOTICES = ("notify", "notices.append")
+
+
+def noticed_names(package: str) -> set[str]:
+    """The arguments that the warnings of a package name: words with an underscore in the text of a notice."""
+    names: set[str] = set()
+    for file in (Path(compat.__file__).parent / package).glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in NOTICES:
+                texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                names.update(re.findall(r"[a-z]+(?:_[a-z0-9]+)+", " ".join(map(str, texts))))
+    return names
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_page_has_every_subject_of_a_warning(package: str) -> None:
+    section = page().split(f"### {package}\n")[1].split("\n### ")[0]
+    assert not [name for name in noticed_names(package.replace("-", "_")) if name not in section]
+    joined = " ".join(section.split())
+    for trainer in TRAINERS.values():
+        if trainer.package == package:
+            assert all(f"`{rule.keyword}`" in joined for rule in trainer.rules if rule.always or rule.refused)
+
+
+def test_the_page_has_every_refusal_that_was_executed() -> None:
+    joined = " ".join(page().split())
+    refusals = [row for module in modules_in() for row in records_of(module) if row.refusal]
+    assert len(refusals) > 20
+    for row in refusals:
+        assert row.refusal.removeprefix(f"{row.name}: ") in joined
+
+
+def test_the_pages_name_every_trainer_keyword_and_file() -> None:
+    text = tables_page()
     for trainer in TRAINERS.values():
         section = text.split(f"### {trainer.name}\n")[1].split("\n##")[0]
         assert all(f"| `{rule.keyword}` |" in section for rule in trainer.rules)
     for name in ("VQGanVAE", "MuLaN", "SoundStorm", "Phenaki", "CViViT", "MeshAutoencoder", "MeshTransformer"):
-        assert f"`{name}`" in text.split("## Old weights")[1]
+        assert f"`{name}`" in page().split("## Old weights")[1]
 
 
 def test_the_module_prints_the_page_without_torch() -> None:

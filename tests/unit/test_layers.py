@@ -172,7 +172,10 @@ def test_three_files_alone_import_torchs_process_groups() -> None:
 def test_what_help_needs_imports_no_torch_at_the_top() -> None:
     quick = ["registry.py", "errors.py", "__init__.py", "__main__.py"]
     quick += [module for module in modules() if module.startswith(("cli/", "config/", "compat/tables/"))]
-    quick += [f"compat/{name}.py" for name in ("__init__", "__main__", "migration_page", "translation", "usages")]
+    quick += [
+        f"compat/{name}.py"
+        for name in ("__init__", "__main__", "migration_page", "migration_text", "translation", "usages")
+    ]
     quick += [module for module in modules() if module.startswith("families/") and module.endswith("/config.py")]
     assert len(quick) > 7
     for module in quick:

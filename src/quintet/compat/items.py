@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,28 @@ class NamedItems:
         return {name: value for name, value in item.items() if name not in self.ignored and value is not None}
 
 
+class SplitItems:
+    """A data set that is split as by the originals: the first items of a random permutation train."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.data_kwargs = getattr(dataset, "data_kwargs", None)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def split_positions(self, fraction: float, seed: int) -> tuple[list[int], list[int]]:
+        count = len(self)
+        size = int((1 - fraction) * count)
+        if size in (0, count):  # one side would be empty
+            return list(range(count)), []
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+        return order[:size], order[size:]
+
+
 class FolderItems(TorchDataset[Any]):
     """The items of a folder as a data set of tensors: images (channels, height, width) in [0, 1], or all fields."""
 
@@ -56,7 +79,7 @@ class FolderItems(TorchDataset[Any]):
 def items_of(split: Any, seed: int) -> Any:
     """The items of a split of quintet as a data set of the user's own items, or of tensors of a folder."""
     if isinstance(split, PythonDataset):
-        dataset: Any = split.dataset.dataset if isinstance(split.dataset, NamedItems) else split.dataset
+        dataset: Any = split.dataset.dataset if isinstance(split.dataset, (NamedItems, SplitItems)) else split.dataset
         return Subset(dataset, list(split.positions))
     return FolderItems(split, seed)
 
@@ -78,15 +101,18 @@ def pad(values: list[Tensor], padding: float) -> Tensor:
 def loader_of(dataset: Any, batch_size: int, merge: Merge, drop_last: bool = False) -> DataLoader[Any]:
     """Shuffled batches as the originals made them, independent of the batches of the training."""
 
-    def collate(items: list[Any]) -> Any:
-        first = items[0]
-        if isinstance(first, Mapping):
-            return {name: _merged([item[name] for item in items], merge) for name in first}
-        if isinstance(first, (tuple, list)):
-            return tuple(_merged(list(values), merge) for values in zip(*items, strict=True))
-        return _merged(items, merge)
+    collated = partial(batch_of, merge=merge)
+    return DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=drop_last, collate_fn=collated)
 
-    return DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=drop_last, collate_fn=collate)
+
+def batch_of(items: list[Any], merge: Merge) -> Any:
+    """Items as a batch: a dictionary, a tuple or a single value, as each of them is."""
+    first = items[0]
+    if isinstance(first, Mapping):
+        return {name: _merged([item[name] for item in items], merge) for name in first}
+    if isinstance(first, (tuple, list)):
+        return tuple(_merged(list(values), merge) for values in zip(*items, strict=True))
+    return _merged(items, merge)
 
 
 def _merged(values: list[Any], merge: Merge) -> Any:

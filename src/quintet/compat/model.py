@@ -189,7 +189,7 @@ def refuse_pickle(path: Path) -> None:
 
 def replace_folder(target: Path, contents: checkpoint.Contents) -> None:
     """Write a folder; a folder that quintet wrote there before is replaced, anything else is refused."""
-    if target.exists() and not (target / checkpoint.MANIFEST).is_file() and not _is_empty(target):
+    if not may_replace(target):
         raise UsageError(f"{target} exists and was not written by quintet; choose another path, or delete it")
     staged, old = target.with_name(f".new-{target.name}"), target.with_name(f".old-{target.name}")
     for leftover in (staged, old):
@@ -201,8 +201,10 @@ def replace_folder(target: Path, contents: checkpoint.Contents) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+def may_replace(target: Path) -> bool:
+    """Whether there is nothing at this path, an empty folder, or a folder that quintet wrote."""
+    is_empty = target.is_dir() and not any(target.iterdir())
+    return not target.exists() or is_empty or (target / checkpoint.MANIFEST).is_file()
 
 
 # --- arguments of the originals --------------------------------------------------------------------------------

@@ -7,37 +7,37 @@ that model. Keywords become keys by the tables in `tables/`; the original defaul
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from quintet.common.rank import RankInfo
-from quintet.compat.items import cycle, items_of, loader_of, stack_shortest
-from quintet.compat.model import CompatModel, TrainingParts, new_seed, replace_folder
+from quintet.compat.items import SplitItems
+from quintet.compat.model import CompatModel, new_seed, replace_folder
 from quintet.compat.parts_trainer import PartsTrainer
 from quintet.compat.rules import REQUIRED, OriginalTrainer
 from quintet.compat.tables import TRAINERS
+from quintet.compat.trainer_members import TrainerMembers
 from quintet.compat.translation import (
     Translation,
     add_defaults,
     announce,
     check_required,
+    in_original_words,
     positional_names,
     scale_to_processes,
     translate,
 )
-from quintet.compat.views import AcceleratorView, AverageView, as_floats, named_project, refuse_attribute
+from quintet.compat.views import refuse_attribute
 from quintet.config import OptimConfig
 from quintet.errors import RunError, UsageError
-from quintet.training.metrics import check_trackers
 from quintet.training.python_trainer import PythonTrainer
 from quintet.training.run_folder import next_folder
 from quintet.training.schedule import TorchSchedule, describe_scheduler
@@ -46,21 +46,15 @@ from quintet.training.trainer import Logs
 LogFunction = Callable[[Any], None]
 
 
-class CompatTrainer(nn.Module):
+class CompatTrainer(TrainerMembers):
     """Base class. A subclass names quintet's trainer and adds the attributes of its original."""
 
     own_class: ClassVar[type[PythonTrainer]]
-    model_attribute: ClassVar[str] = "model"
     results_attribute: ClassVar[str] = "results_folder"
     step_attribute: ClassVar[str] = "steps"
     """The buffer with the number of steps; empty if there is none."""
-    average_attribute: ClassVar[str] = ""
-    """The average of the weights; empty if the original has none."""
     checkpoint_name: ClassVar[str]
     """File name of a checkpoint in the original; {step} is the step, {number} the number of the checkpoint."""
-    drop_last: ClassVar[bool] = False
-
-    own: PythonTrainer
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -76,17 +70,16 @@ class CompatTrainer(nn.Module):
         arguments = translation.arguments
         model = arguments.pop("model", None)
         self.adapt(model, arguments, translation.overrides)
+        self._set_split(arguments)
         always = self._complete(translation, given)
         announce(translation)
         self._set_attributes(named)
         self.own = self._build(model, arguments, translation.overrides, always, frozen)
-        weakref.finalize(self, self.own.run.close)  # scripts of the originals close nothing
+        weakref.finalize(self, _release, self.own)  # scripts of the originals close nothing
         setattr(self, self.model_attribute, model if isinstance(model, nn.Module) else self.own.unwrapped_model)
         if isinstance(model, CompatModel):
             model._forget_training()  # the trainer has initialised its codebook
         self._show_step()
-        self._is_open = False
-        self._averaged: tuple[int, nn.Module] | None = None
         self._is_built = True
 
     # --- construction -------------------------------------------------------------------------------------------
@@ -131,6 +124,12 @@ class CompatTrainer(nn.Module):
             raise UsageError(f"{results} has no run to resume ({following} does not exist)")
         return results / f"{recipe}-{number - 1}" if resume else following
 
+    def _set_split(self, arguments: dict[str, Any]) -> None:
+        """Split a data set object as the original does, if the original splits it."""
+        data = arguments.get("data")
+        if hasattr(data, "__getitem__") and not isinstance(data, str) and self._default("valid_frac") is not None:
+            arguments["data"] = SplitItems(data)
+
     def _set_schedule(self, arguments: dict[str, Any], keys: dict[str, Any]) -> None:
         """The key `optim.scheduler` of a scheduler class; a function of the step, if it cannot be written as text."""
         kind, options = arguments.pop("scheduler", None), dict(arguments.pop("scheduler_kwargs", None) or {})
@@ -160,7 +159,8 @@ class CompatTrainer(nn.Module):
         classes = (PartsTrainer, self.own_class)
         body = {"always": always, "parts": parts, "__init__": PythonTrainer.__init__, **self.own_members(model)}
         kind: type[Any] = type(self.own_class.__name__, classes, body)
-        own: PythonTrainer = kind(parts or model, config=keys, **arguments, **frozen)
+        with in_original_words(self.original(), keys.get("train.grad_accum_steps", 1)):
+            own: PythonTrainer = kind(parts or model, config=keys, **arguments, **frozen)
         return own
 
     def _set_attributes(self, named: Mapping[str, Any]) -> None:
@@ -211,7 +211,8 @@ class CompatTrainer(nn.Module):
         own = self.own
         if not self._is_open:
             own.open_outputs()
-            own.write_state("running")
+            if own.step < own.config.train.steps:
+                own.write_state("running")
             self._is_open = True
         try:
             logs = own.train_step()
@@ -232,12 +233,16 @@ class CompatTrainer(nn.Module):
         own = self.own
         number, rest = divmod(own.step, own.config.checkpoint.every)
         if own.is_main and own.saved_step == own.step and not rest:
-            link = self._results / self.checkpoint_name.format(step=own.step, number=number)
-            if link.is_symlink():
-                link.unlink()
-            if not link.exists():
-                folder = own.run.checkpoints / f"step-{own.step:08d}"
-                link.symlink_to(os.path.relpath(folder, self._results))
+            self._show_checkpoint(number)
+
+    def _show_checkpoint(self, number: int) -> None:
+        """Link the checkpoint of this step under its original name."""
+        link = self._results / self.checkpoint_name.format(step=self.own.step, number=number)
+        if link.is_symlink():
+            link.unlink()
+        if not link.exists():
+            folder = self.own.run.checkpoints / f"step-{self.own.step:08d}"
+            link.symlink_to(os.path.relpath(folder, self._results))
 
     def _show_step(self) -> None:
         if self.step_attribute:
@@ -278,163 +283,17 @@ class CompatTrainer(nn.Module):
         self._averaged = None
         self._show_step()
 
-    # --- attributes of the originals ------------------------------------------------------------------------------
-
-    @property
-    def accelerator(self) -> AcceleratorView:
-        return AcceleratorView(self)
-
-    @property
-    def unwrapped_model(self) -> nn.Module:
-        model: nn.Module = getattr(self, self.model_attribute)
-        return model
-
-    @property
-    def num_train_steps(self) -> int:
-        return self.own.config.train.steps
-
-    @property
-    def device(self) -> torch.device:
-        return self.own.device
-
-    @property
-    def is_main(self) -> bool:
-        return self.own.is_main
-
-    @property
-    def is_local_main(self) -> bool:
-        return self.own.is_local_main
-
-    @property
-    def is_distributed(self) -> bool:
-        return self.own.is_distributed
-
-    @property
-    def has_ema(self) -> bool:
-        return self.own.state.ema is not None
-
-    def wait(self) -> None:
-        self.own.wait()
-
-    def print(self, msg: Any) -> None:
-        self.own.print(str(msg))
-
-    def log(self, **values: Any) -> None:
-        self.own.log(**as_floats(values))
-
-    def warmup(self, step: int) -> float:
-        """The learning rate of a step, also after the warm-up."""
-        return self.own.lr_schedule(step)
-
-    def optimizer_of(self, phase: str | None = None) -> torch.optim.Optimizer:
-        """The optimizer of a phase; by default of the first one."""
-        states = self.own.state.phases
-        found = [state.optimizer for state in states if phase in (None, state.phase.name)]
-        if not found:
-            raise UsageError(f"{type(self).__name__} does not train a {phase}")
-        return found[0]
-
-    def _average_view(self) -> AverageView:
-        """The average of the weights, as a copy of the model with these weights."""
-        if not self.has_ema:
-            refuse_attribute(type(self).__name__, self.average_attribute, "this run keeps no average of the weights")
-        if self._averaged is None or self._averaged[0] != self.own.step:
-            averaged = copy.deepcopy(self.unwrapped_model).eval().requires_grad_(False)
-            parts = averaged.training_parts() if isinstance(averaged, CompatModel) else TrainingParts(averaged)
-            averages = self.own.state.averaged_modules()
-            for name, module in {self.own.exported(): parts.model, **parts.modules}.items():
-                if name in averages:
-                    module.load_state_dict(averages[name].state_dict())
-            self._averaged = (self.own.step, averaged)
-        return AverageView(self._averaged[1], self.unwrapped_model)
-
-    # --- data ---------------------------------------------------------------------------------------------------
-
-    @property
-    def ds(self) -> Any:
-        """The training items, as a data set."""
-        return items_of(self.own.splits.train, self.own.config.train.seed)
-
-    @property
-    def valid_ds(self) -> Any:
-        return items_of(self.own.splits.validation, self.own.config.train.seed)
-
-    @property
-    def dl(self) -> Any:
-        """Batches of the training items; reading them does not change the training."""
-        return loader_of(self.ds, self._micro_batch, self.merge, self.drop_last)
-
-    @property
-    def valid_dl(self) -> Any:
-        return loader_of(self.valid_ds, self._micro_batch, self.merge, self.drop_last)
-
-    @staticmethod
-    def merge(values: list[Tensor]) -> Tensor:
-        """Stack the tensors of a batch that have different lengths."""
-        return stack_shortest(values)
-
-    @property
-    def dl_iter(self) -> Iterator[Any]:
-        return cycle(self.dl)
-
-    @property
-    def valid_dl_iter(self) -> Iterator[Any]:
-        return cycle(self.valid_dl)
-
-    @property
-    def _micro_batch(self) -> int:
-        train = self.own.config.train
-        return max(1, train.batch_size // (train.grad_accum_steps * self.own.engine.world_size))
-
-    # --- trackers -------------------------------------------------------------------------------------------------
-
-    def close_outputs(self) -> None:
-        """Stop data workers and trackers; the next step starts them again."""
-        self.own.close_outputs()
-        self._is_open = False
-
-    def name_project(self, project: str, run: str | None = None) -> None:
-        """Set the project and the run name of the trackers, which are started with the next step."""
-        keys = {"log.project": project, **({"log.name": run} if run else {})}
-        self.own.config = self.own.config.changed(keys)
-
-    def trackers(self, project: str, run: str | None = None) -> AbstractContextManager[None]:
-        """Name the trackers of the steps inside of the context."""
-        return named_project(self, project, run)
-
-    def wandb_tracking(self, project: str, run: str | None = None, **hps: Any) -> AbstractContextManager[None]:
-        """Log the steps inside of the context to wandb."""
-        names = tuple(dict.fromkeys((*self.own.config.log.trackers, "wandb")))
-        check_trackers(names)
-        self.own.config = self.own.config.changed({"log.trackers": names})
-        return named_project(self, project, run)
-
-    # --- as a module ------------------------------------------------------------------------------------------------
-
-    def eval(self) -> Self:
-        self.unwrapped_model.eval()
-        return self
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """`.to()`, `.cuda()`, `.half()` and the like: the trainer has placed model, average and optimizer already."""
-        here = torch.zeros(1, device=self.device)
-        try:
-            there = fn(here)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise UsageError(f"{type(self).__name__} cannot be moved to that device: {reason}") from None
-        if (there.device.type, there.dtype) != (here.device.type, here.dtype):
-            raise UsageError(
-                f"{type(self).__name__} trains on {here.device.type} in {str(here.dtype)[6:]}; pass "
-                'config={"engine.device": …, "engine.precision": …} to it instead of moving it'
-            )
-        return self
-
 
 def number(logs: Logs, name: str) -> float:
     """A metric of the step as a number; 0 if the step has none."""
     value = logs.get(name)
     return 0.0 if value is None else float(value)
+
+
+def _release(own: PythonTrainer) -> None:
+    """End the data workers and give up the run folder."""
+    own.close_outputs()
+    own.run.close()
 
 
 def _signature(original: OriginalTrainer) -> inspect.Signature:

@@ -7,10 +7,12 @@ once, and `add_defaults` adds the original defaults of what was left out.
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +20,15 @@ from quintet.compat.rules import REQUIRED, SKIP, Noted, OriginalTrainer, Rule
 from quintet.compat.tables import TRAINERS
 from quintet.compat.tables.shared import OWN
 from quintet.config import expand, flatten
-from quintet.errors import UsageError
+from quintet.errors import QuintetError, UsageError
 from quintet.training.options import check_value
 
-OWN_NAMES = frozenset(rule.keyword for rule in OWN)
 PAGE = "docs/migration.md"
+TABLES = "docs/migration-tables.md"
 
 
 class CompatibilityNotice(UserWarning):
-    """Warning that lists how keywords of an original trainer were translated."""
+    """Warning that lists what a call of an original package does differently here."""
 
 
 @dataclass
@@ -39,16 +41,9 @@ class Translation:
     arguments: dict[str, Any] = field(default_factory=dict)
     """Arguments of quintet's trainer: `model`, `data`, `validation`, `declared`, `out`, `preset` and the like."""
     notices: list[str] = field(default_factory=list)
-    """Notes for the user besides the renamed keywords."""
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Original keyword to key or argument, in the order given."""
+    """What differs from the original, for the user."""
     sources: dict[str, str] = field(default_factory=dict)
     """Key or argument to the keyword that set it."""
-
-    @property
-    def has_original_keywords(self) -> bool:
-        """Whether keywords of the original package were used."""
-        return bool(self.notices) or any(keyword not in OWN_NAMES for keyword in self.renamed)
 
 
 # --- translating --------------------------------------------------------------------------------------------
@@ -106,7 +101,22 @@ def scale_to_processes(translation: Translation, is_total: bool, world_size: int
     if before is None or is_total or world_size == 1 or translation.sources["train.batch_size"] != "batch_size":
         return
     translation.overrides["train.batch_size"] = before * world_size
-    translation.notices.append(f"batch_size on {world_size} processes becomes train.batch_size={before * world_size}")
+
+
+@contextmanager
+def in_original_words(trainer: OriginalTrainer, accumulation: int) -> Iterator[None]:
+    """Errors inside name the keywords of the original instead of quintet's keys."""
+    words = {rule.keys[0]: rule.keyword for rule in trainer.rules if len(rule.keys) == 1 and "." in rule.keys[0]}
+    if accumulation > 1:
+        scaled = (rule for rule in trainer.rules if rule.times_accumulation)
+        words |= {rule.keys[0]: f"{rule.keyword} x grad_accum_every" for rule in scaled}
+    try:
+        yield
+    except QuintetError as error:
+        text = str(error)
+        for key, keyword in words.items():
+            text = re.sub(rf"(?<![\w.]){re.escape(key)}(?![\w.])", keyword, text)
+        raise type(error)(text) from None
 
 
 def check_required(translation: Translation) -> None:
@@ -118,15 +128,10 @@ def check_required(translation: Translation) -> None:
 
 
 def announce(translation: Translation) -> None:
-    """Emit one warning for the call, at the line of the caller; none for quintet's own keywords."""
-    if not translation.has_original_keywords:
+    """Emit one warning for what differs in the call, at the line of the caller; a name of its own is no difference."""
+    if not translation.notices:
         return
-    trainer = translation.trainer
-    sentences = [*translation.notices]
-    if translation.renamed:
-        listed = ", ".join(f"{keyword} -> {target}" for keyword, target in translation.renamed.items())
-        sentences.insert(0, f"keywords of {trainer.package} translated: {listed}")
-    text = f"{trainer.name}: {'; '.join(sentences)} (see {PAGE})"
+    text = f"{translation.trainer.name}: {'; '.join(translation.notices)} (see {PAGE})"
     warnings.warn(text, CompatibilityNotice, stacklevel=_levels_to_caller())
 
 
@@ -181,7 +186,7 @@ def _apply_parts(translation: Translation, rule: Rule, value: Any) -> None:
         where = f"{rule.keyword}[{name!r}]"
         if name not in known:
             hint = _nearest(str(name), known)
-            raise UsageError(f"{translation.trainer.name}: {where} is unknown{hint}; {PAGE} lists all entries")
+            raise UsageError(f"{translation.trainer.name}: {where} is unknown{hint}; {TABLES} lists all entries")
         _apply(translation, known[name], where, part)
 
 
@@ -196,9 +201,6 @@ def _set(translation: Translation, rule: Rule, where: str, value: Any) -> None:
         _put(translation, translation.overrides, key, converted, where)
     if rule.argument:
         _put(translation, translation.arguments, rule.argument, converted, where)
-    new = " and ".join(rule.keys) or rule.argument
-    if rule not in OWN and where != new:
-        translation.renamed[where] = new
 
 
 def _checked(translation: Translation, rule: Rule, where: str, value: Any) -> Any:
@@ -221,7 +223,7 @@ def _put(translation: Translation, target: dict[str, Any], name: str, value: Any
 
 def _scale_to_steps(translation: Translation, rules: Mapping[str, Rule]) -> None:
     """Convert counts per micro-batch, as in the originals, to counts per optimizer step."""
-    if "grad_accum_every" not in translation.renamed:
+    if translation.sources.get("train.grad_accum_steps") != "grad_accum_every":
         return
     factor = translation.overrides["train.grad_accum_steps"]
     for rule in rules.values():
@@ -229,12 +231,7 @@ def _scale_to_steps(translation: Translation, rules: Mapping[str, Rule]) -> None
             continue
         (key,) = rule.keys
         if translation.sources.get(key) == rule.keyword:
-            before = translation.overrides[key]
-            translation.overrides[key] = before * factor
-            translation.notices.append(
-                f"{rule.keyword}={before} with grad_accum_every={factor} becomes {key}={before * factor}, "
-                "which counts a full optimizer step"
-            )
+            translation.overrides[key] *= factor
 
 
 def _mapping(translation: Translation, where: str, value: Any) -> Mapping[str, Any]:
@@ -265,7 +262,7 @@ def _unknown(trainer: OriginalTrainer, keyword: str, rules: Mapping[str, Rule]) 
     same_target = [name for name, rule in rules.items() if targets.intersection((*rule.keys, rule.argument))]
     hint = f"; did you mean '{same_target[0]}'?" if same_target else _nearest(keyword, rules)
     listed = "" if hint else f"; it has {', '.join(rules)}"
-    return f"{trainer.name} has no keyword '{keyword}'{hint}{listed} (pass other keys in `config`; see {PAGE})"
+    return f"{trainer.name} has no keyword '{keyword}'{hint}{listed} (pass other keys in `config`; see {TABLES})"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from quintet.common.batch import Item
 from quintet.common.rng import ItemRNG, seed_from
@@ -114,6 +115,14 @@ class Indexable(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
+@runtime_checkable
+class OwnSplit(Indexable, Protocol):
+    """A data set that chooses its validation items itself."""
+
+    def split_positions(self, fraction: float, seed: int) -> tuple[list[int], list[int]]:
+        """The positions of the training items and of the validation items, of which there may be none."""
+
+
 @dataclass
 class PythonDataset(ABC):
     """The items at some positions of a data set object. Nothing is random if `train` is false."""
@@ -161,10 +170,10 @@ def split_object(
     `make` takes the arguments of `PythonDataset`.
     """
     declared = declared or getattr(dataset, "data_kwargs", None)
-    everything = range(len(dataset))
-    held_out = [] if validation is not None else _held_out(everything, config.validation_fraction, config.split_seed)
-    chosen = set(held_out)
-    train = [position for position in everything if position not in chosen]
+    train, held_out = list(range(len(dataset))), list[int]()
+    if validation is None:
+        split = dataset.split_positions if isinstance(dataset, OwnSplit) else partial(_split_positions, len(dataset))
+        train, held_out = split(config.validation_fraction, config.split_seed)
     validated: Indexable = dataset if validation is None else validation
     positions = range(len(validated)) if validation is not None else held_out or train
     return Splits(
@@ -173,6 +182,13 @@ def split_object(
         f"python: {len(dataset)} items",
         about={"path": None, "dataset": type(dataset).__name__},
     )
+
+
+def _split_positions(count: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """The positions of the training items and of the validation items."""
+    held_out = _held_out(range(count), fraction, seed)
+    chosen = set(held_out)
+    return [position for position in range(count) if position not in chosen], held_out
 
 
 def _held_out(positions: Sequence[int], fraction: float, seed: int) -> list[int]:

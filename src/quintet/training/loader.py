@@ -8,7 +8,7 @@ import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -98,7 +98,11 @@ def _kill_workers() -> None:
     """Kill the workers of loaders that are still open when the process exits, such as after some steps of a script.
 
     `multiprocessing` would terminate them by SIGTERM, which they ignore, and then wait for them for ever."""
-    for worker in list(_workers):
+    _kill(_workers)
+
+
+def _kill(workers: Iterable[BaseProcess]) -> None:
+    for worker in list(workers):
         if worker.is_alive():
             worker.kill()
 
@@ -192,7 +196,7 @@ class Loader:
         deaths = 0
         pending: deque[tuple[SampleIndex, ...]] = deque()
         while True:
-            batches = self._batches(_recorded(batches_of_indices, pending), workers)
+            batches, processes = self._batches(_recorded(batches_of_indices, pending), workers)
             try:
                 for loaded in batches:
                     if isinstance(loaded, QuintetError):
@@ -214,13 +218,17 @@ class Loader:
                         f"data.num_workers (now {workers}), or set it to 0 to read in the training process"
                     ) from None
                 self.notify(f"a data worker died ({error}); restarting the workers")
-                del batches
                 batches_of_indices = chain([*pending], batches_of_indices)
                 pending.clear()
+            finally:
+                # DataLoader would wait until they have read what was requested, and then for the end of a time-out.
+                _kill(processes)
+                del batches
 
     def _batches(
         self, batches_of_indices: Iterator[tuple[SampleIndex, ...]], workers: int
-    ) -> Iterator[LoadedBatch | QuintetError]:
+    ) -> tuple[Iterator[LoadedBatch | QuintetError], set[BaseProcess]]:
+        """The batches, and the worker processes that read them."""
         generator = torch.Generator()  # so that starting workers does not advance the global RNG
         loader: DataLoader[LoadedBatch | QuintetError] = DataLoader(
             _Reader(self.dataset, self.seed, self.collate),
@@ -240,12 +248,13 @@ class Loader:
             raise RunError(
                 f"could not start the {workers} data workers ({error.strerror}); reduce data.num_workers"
             ) from None
+        started = set(multiprocessing.active_children()) - others if workers else set()
         if workers:
-            _workers.update(set(multiprocessing.active_children()) - others)
+            _workers.update(started)
             # Runs before the exit handlers of torch and of `multiprocessing`, which wait: the last one runs first.
             atexit.unregister(_kill_workers)
             atexit.register(_kill_workers)
-        return batches
+        return batches, started
 
 
 def _recorded(

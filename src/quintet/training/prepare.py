@@ -94,12 +94,16 @@ def check_processes(task: Task[Any], world_size: int) -> None:
         )
 
 
-def check_data(task: Task[Any], splits: Splits) -> None:
-    """Raise UsageError, before anything is written, if there are fewer items than a batch needs."""
+def check_data(task: Task[Any], splits: Splits, repeats_items: bool = False) -> None:
+    """Raise UsageError, before anything is written, if there are fewer items than a batch needs.
+
+    With `repeats_items`, the micro-batches of a step may have the same items, unless they are compared with each other.
+    """
     batch = task.config.train.batch_size
     if not len(splits.train):
         raise no_training_items(splits.extra_splits or ["validation"])
-    if batch > len(splits.train):
+    may_repeat = repeats_items and task.traits.minimum_batch == 1
+    if (batch // task.config.train.grad_accum_steps if may_repeat else batch) > len(splits.train):
         raise UsageError(
             f"train.batch_size={batch} is larger than the training data of {len(splits.train)} items; "
             f"use train.batch_size={max(1, len(splits.train))} or less, or add data"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -38,6 +38,9 @@ from quintet.training.task import Task
 class TrainingSession:
     """A task in a run folder, ready to train: data, process group, modules and training state."""
 
+    repeats_items: ClassVar[bool] = False
+    """Whether a step may have more items than there are, if each of its micro-batches fits."""
+
     def __init__(
         self,
         task: Task[Any],
@@ -61,7 +64,7 @@ class TrainingSession:
         prepare.check_processes(task, max(RankInfo.from_environment().world_size, collectives.world_size()))
         prepare.frozen_to_device(task)  # also if splits are passed in: the tokenizer decodes samples
         self.splits = splits or task.splits()
-        prepare.check_data(task, self.splits)
+        prepare.check_data(task, self.splits, self.repeats_items)
         self.engine = Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         run.notify = self.display.note
@@ -207,6 +210,11 @@ class TrainingSession:
     def step(self) -> int:
         """Number of completed steps."""
         return self.state.progress.step
+
+    @property
+    def last_step(self) -> int:
+        """The step up to which batches are read."""
+        return self.config.train.steps
 
     def _explain(self, error: BaseException) -> RunError | None:
         size = self.config.train.batch_size // (self.config.train.grad_accum_steps * self.engine.world_size)

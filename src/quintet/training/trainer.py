@@ -116,11 +116,11 @@ class Trainer(TrainingSession):
         """One optimizer step. Returns the loss parts as tensors on the device."""
         began = time.perf_counter()
         config = self.config.train
-        if self.step >= config.steps:
+        if self.step >= self.last_step:
             raise RunError(f"all {config.steps} steps are done; raise train.steps to continue")
         if self._stream is None:
             loader = self._loader(self.splits.train)
-            self._stream = loader.training(self._order(), self.step, config.steps, config.grad_accum_steps)
+            self._stream = loader.training(self._order(), self.step, self.last_step, config.grad_accum_steps)
         batches = [self._to_device(next(self._stream)) for _ in range(config.grad_accum_steps)]
         ready = time.perf_counter()
         step = self.step

@@ -36,6 +36,16 @@ def load_into_the_model(folder: Path) -> None:
     torch.testing.assert_close(model(images), trainer.vae(images))
 
 
+@usage("VQGanVAETrainer", "the model loads the averaged weights, vae.N.ema.pt")
+def load_the_average(folder: Path) -> None:
+    trainer = make_vqgan(folder, num_train_steps=2, save_model_every=2)
+    trainer.train()
+    model = vae().eval()
+    model.load(folder / "results" / "vae.2.ema.pt")
+    images = torch.rand(1, 3, 16, 16)
+    torch.testing.assert_close(model(images), trainer.ema_vae(images))
+
+
 @usage("VQGanVAETrainer", "a second training in the same results folder; nothing is overwritten")
 def twice(folder: Path) -> None:
     for _ in range(2):

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet import compat
 from quintet.common.batch import Batch, Item
 from quintet.common.rng import ItemRNG
 from quintet.compat import meshgpt_pytorch
@@ -571,27 +570,25 @@ def test_datasets_of_every_form_train(tmp_path: Path, form: str) -> None:
 
 
 def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
-    with pytest.warns(compat.CompatibilityNotice) as notices:
-        trainer = meshgpt_pytorch.MeshAutoencoderTrainer(
-            MeshAutoencoder(**TINY),
-            Solids("tuple"),
-            num_train_steps=2,
-            batch_size=4,
-            grad_accum_every=1,
-            val_dataset=Solids("tuple"),
-            val_every=1,
-            val_num_batches=1,
-            learning_rate=1e-3,
-            weight_decay=0.1,
-            max_grad_norm=1.0,
-            ema_kwargs={"beta": 0.9},
-            checkpoint_every=1,
-            checkpoint_folder=str(tmp_path / "run"),
-            data_kwargs=["vertices", "faces"],
-            warmup_steps=1,
-            use_wandb_tracking=False,
-        )
-    assert len(notices) == 1
+    trainer = meshgpt_pytorch.MeshAutoencoderTrainer(
+        MeshAutoencoder(**TINY),
+        Solids("tuple"),
+        num_train_steps=2,
+        batch_size=4,
+        grad_accum_every=1,
+        val_dataset=Solids("tuple"),
+        val_every=1,
+        val_num_batches=1,
+        learning_rate=1e-3,
+        weight_decay=0.1,
+        max_grad_norm=1.0,
+        ema_kwargs={"beta": 0.9},
+        checkpoint_every=1,
+        checkpoint_folder=str(tmp_path / "run"),
+        data_kwargs=["vertices", "faces"],
+        warmup_steps=1,
+        use_wandb_tracking=False,
+    )
     settings = trainer.config
     assert (settings.optim.lr, settings.optim.max_grad_norm, settings.ema.decay) == (1e-3, 1.0, 0.9)
     trainer.train()

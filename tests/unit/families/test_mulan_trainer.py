@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from quintet import compat, runs
+from quintet import runs
 from quintet.common.rng import ItemRNG
 from quintet.compat import musiclm_pytorch
 from quintet.errors import UsageError
@@ -129,10 +129,7 @@ def original_call(out: Path, **changes: Any) -> dict[str, Any]:
 def test_the_whole_original_signature_trains(tmp_path: Path) -> None:
     call = original_call(tmp_path / "run", config={"data.num_workers": 0, "log.trackers": []})
     dataset = call.pop("dataset")
-    with pytest.warns(compat.CompatibilityNotice) as notices:
-        trainer = musiclm_pytorch.MuLaNTrainer(small_mulan(), dataset, **call)
-    assert len(notices) == 1
-    assert "data_max_length -> max_samples" in str(notices[0].message)
+    trainer = musiclm_pytorch.MuLaNTrainer(small_mulan(), dataset, **call)
     settings = trainer.config
     assert settings.data.seconds == 4000 / RATE
     assert (settings.train.batch_size, settings.train.grad_accum_steps, settings.optim.name) == (4, 2, "lion")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from contract.cases import GOLDEN
-from quintet import CViViT, CViViTPipeline, PhenakiPipeline, compat
+from quintet import CViViT, CViViTPipeline, PhenakiPipeline
 from quintet.common.rng import ItemRNG
 from quintet.compat import phenaki_pytorch
 from quintet.config import build
@@ -275,17 +275,16 @@ def test_phenaki_model_is_trained_with_its_critic(tmp_path: Path) -> None:
     phenaki = Phenaki(maskgit, cvivit, TokenCritic(maskgit.config))
     before = phenaki.critic.to_score.weight.clone()  # type: ignore[union-attr, operator]
     keys = {key: value for key, value in QUICK.items() if not key.startswith("model.")}
-    with pytest.warns(compat.CompatibilityNotice, match="train_num_steps -> train.steps"):
-        trainer = phenaki_pytorch.PhenakiTrainer(
-            phenaki=phenaki,
-            dataset=Clips("videos"),
-            train_num_steps=3,
-            batch_size=4,
-            results_folder=tmp_path / "run",
-            sample_texts=["a red ball"],
-            sample_num_frames=3,
-            config=keys,
-        )
+    trainer = phenaki_pytorch.PhenakiTrainer(
+        phenaki=phenaki,
+        dataset=Clips("videos"),
+        train_num_steps=3,
+        batch_size=4,
+        results_folder=tmp_path / "run",
+        sample_texts=["a red ball"],
+        sample_num_frames=3,
+        config=keys,
+    )
     trainer.train()
     trainer.close()
     assert trainer.unwrapped_model is phenaki

@@ -12,6 +12,7 @@ from torch import nn
 
 from quintet.compat.items import (
     NamedItems,
+    batch_of,
     cycle,
     fields_by_type,
     has_dtype,
@@ -64,9 +65,11 @@ class PhenakiTrainer(CompatTrainer):
     step_attribute = ""
     average_attribute = "ema_model"
     checkpoint_name = "model-{number}.pt"
+    _fields: tuple[str, ...] | None
 
     def adapt(self, model: Any, arguments: dict[str, Any], keys: dict[str, Any]) -> None:
         names = arguments.pop("declared", None)
+        self._fields = None if names is None else tuple(names)
         if hasattr(arguments.get("data"), "__getitem__") and not isinstance(arguments["data"], str):
             # The tokenizer encodes in the training process: a GPU cannot be used by data workers.
             keys.setdefault("data.num_workers", 0)
@@ -163,6 +166,15 @@ class PhenakiTrainer(CompatTrainer):
         return self.own.task.frozen["tokenizer"].model.config.image_size
 
     @property
+    def dataset_fields(self) -> tuple[str, ...] | None:
+        """The fields of the values of an item; without `dataset_fields=`, known after the first step."""
+        if self._fields is None and self.own.step:
+            item = self.ds[0]
+            values = item if isinstance(item, (tuple, list)) else (item,)
+            self._fields = fields_by_type(batch_of([tuple(values)], self.merge), FIELDS)
+        return self._fields
+
+    @property
     def ds(self) -> Any:
         return super().ds if self.dataset is None else self.dataset
 
@@ -173,7 +185,9 @@ class PhenakiTrainer(CompatTrainer):
 
     def data_tuple_to_kwargs(self, data: Sequence[Any]) -> dict[str, Any]:
         """The arguments of the model for the values of a batch."""
-        return dict(zip(self.dataset_fields or fields_by_type(data, FIELDS), data, strict=False))
+        if self._fields is None:
+            self._fields = fields_by_type(data, FIELDS)
+        return dict(zip(self._fields, data, strict=False))
 
 
 def _has_projected_embeddings(model: Phenaki, data: Any) -> bool:

@@ -125,7 +125,8 @@ VQGAN: tuple[Member, ...] = GAN_TOKENIZER
 CVIVIT: tuple[Member, ...] = GAN_TOKENIZER
 PHENAKI: tuple[Member, ...] = (
     *_values("model unconditional batch_size grad_accum_every max_grad_norm train_num_steps image_size num_samples"),
-    *_values("sample_texts save_and_sample_every sample_num_frames train_on_images ds dataset_fields opt step"),
+    *_values("sample_texts save_and_sample_every sample_num_frames train_on_images ds opt step"),
+    Member("trainer.dataset_fields", "None before the first step, unless it was given"),
     *_values("results_folder accelerator accelerator.native_amp accelerator.scaler"),
     *_members("next(trainer.dl)", "trainer.data_tuple_to_kwargs(next(trainer.dl))"),
     *_members(

@@ -36,7 +36,8 @@ def model(keyword: str, name: str) -> Rule:
 
 def batch_size(default: Any = REQUIRED, kind: Kind = POSITIVE) -> Rule:
     explanation = (
-        "Number of items per optimizer step, over all processes; multiplied by `grad_accum_every` if that is given."
+        "Number of items of a micro-batch on one process; `train.batch_size` is this times `grad_accum_every` and the "
+        "number of processes."
     )
     keys = ("train.batch_size",)
     return Rule("batch_size", default, explanation, keys=keys, kind=kind, times_accumulation=True)
