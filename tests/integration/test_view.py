@@ -396,7 +396,8 @@ def test_export_to_a_folder_writes_media_files(runs: Path, tmp_path: Path) -> No
         path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*") if path.is_file()
     }
     assert files == {
-        *("index.html", "media/0/step-00000010/000-made.png", "media/0/step-00000010/000-made.wav.js"),
+        *(".quintet-output", "index.html"),
+        *("media/0/step-00000010/000-made.png", "media/0/step-00000010/000-made.wav.js"),
     }
     run = exported(tmp_path / "site" / "index.html")[0]
     assert run["media"]["10/000-made.wav"] == "media/0/step-00000010/000-made.wav"

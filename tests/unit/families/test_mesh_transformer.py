@@ -724,6 +724,7 @@ def test_another_tokenizer_of_the_same_shape_is_refused(learned: Path, meshes: P
     succeed(*command(meshes, run, "--tokenizer", learned))
     weights = run / "tokenizer" / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
+    (weights.parent / "SHA256SUMS").unlink()
     outcome = quintet("sample", run, "--text", "a table", "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "tokenizer_hash=" in error_line(outcome.errors)
