@@ -79,7 +79,9 @@ class FolderItems(TorchDataset[Any]):
 def items_of(split: Any, seed: int) -> Any:
     """The items of a split of quintet as a data set of the user's own items, or of tensors of a folder."""
     if isinstance(split, PythonDataset):
-        dataset: Any = split.dataset.dataset if isinstance(split.dataset, (NamedItems, SplitItems)) else split.dataset
+        dataset: Any = split.dataset
+        while isinstance(dataset, (NamedItems, SplitItems)):
+            dataset = dataset.dataset
         return Subset(dataset, list(split.positions))
     return FolderItems(split, seed)
 

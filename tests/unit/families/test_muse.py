@@ -258,6 +258,7 @@ def test_super_resolution_run_stores_its_base_and_both_tokenizers(pictures: Path
     assert "is a super-resolution model" in error_line(outcome.errors)
     weights = run / "base" / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
+    (weights.parent / "SHA256SUMS").unlink()
     outcome = quintet("sample", run, "--text", "a red circle", "--out", tmp_path / "fourth")
     assert outcome.code == 2
     assert "base_hash=" in error_line(outcome.errors)
@@ -436,6 +437,7 @@ def test_init_from_a_run_with_another_tokenizer_is_refused(pictures: Path, tmp_p
     succeed(*words(pictures, first))
     weights = other / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
+    (weights.parent / "SHA256SUMS").unlink()
     outcome = quintet(*words(pictures, tmp_path / "second", "--init", first, "--tokenizer", other))
     assert outcome.code == 2
     assert "was trained with another tokenizer" in error_line(outcome.errors)
@@ -518,6 +520,7 @@ def test_another_tokenizer_of_the_same_shape_is_refused(pictures: Path, tmp_path
     succeed(*words(pictures, run))
     weights = run / "tokenizer" / "model.safetensors"
     save_file({name: tensor * 2 for name, tensor in load_file(weights).items()}, weights)
+    (weights.parent / "SHA256SUMS").unlink()
     outcome = quintet("sample", run, "--text", "a red circle", "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "tokenizer_hash=" in error_line(outcome.errors)

@@ -58,7 +58,10 @@ class MeshItems(NamedItems):
 
     def _unpadded(self, value: Any) -> Tensor:
         """Rows (rows, columns) of integers without padding."""
-        rows = torch.as_tensor(value).detach().cpu().long()
+        given = torch.as_tensor(value).detach().cpu()
+        if given.is_floating_point():
+            raise UnreadableItem("has faces that are not integers; are vertices and faces swapped?")
+        rows = given.long()
         return rows[(rows != self.pad_id).all(-1)] if rows.ndim == 2 else rows
 
     def _notify_outside(self, vertices: Tensor, faces: Tensor) -> None:

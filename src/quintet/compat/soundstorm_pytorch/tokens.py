@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.compat.items import NamedItems
+from quintet.compat.items import NamedItems, SplitItems
 from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.conditioning import NO_TOKEN
@@ -104,9 +104,10 @@ class SoundStormTrainer(OwnSoundStormTrainer):
     @classmethod
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         assert isinstance(task, SoundStormTask)
-        if not isinstance(data, TokenItems) or not has_token_ids(data, declared) or task.conditioner is not None:
+        items = data.dataset if isinstance(data, SplitItems) else data
+        if not isinstance(items, TokenItems) or not has_token_ids(data, declared) or task.conditioner is not None:
             return super().splits_of(task, data, validation, declared)
-        make = partial(PaddedTokens, pad_id=data.pad_id, semantic_pad_id=data.semantic_pad_id)
+        make = partial(PaddedTokens, pad_id=items.pad_id, semantic_pad_id=items.semantic_pad_id)
         return python_token_splits(data, task.config, validation=validation, declared=declared, make=make)
 
 
