@@ -131,8 +131,11 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
 
 def extend_schedule(old: RunConfig, new: RunConfig, step: int) -> RunConfig:
     """Stretch the schedule of a run that is resumed at `step` with a larger `train.steps`, if the learning rate would
-    be 0 at its new end; see docs/decisions/0030-longer-runs-stretch-their-schedule.md."""
-    if new.train.steps <= old.train.steps or not ends_with_zero_lr(new, step):
+    be 0 at its new end; see docs/decisions/0030-longer-runs-stretch-their-schedule.md.
+
+    A schedule that does not end with the run was chosen by the user (`optim.decay_steps`), and is kept."""
+    ended_together = old.optim.decay_end(old.train.steps - 1) == old.train.steps
+    if new.train.steps <= old.train.steps or not ended_together or not ends_with_zero_lr(new, step):
         return new
     kept = [pair for pair in new.optim.decay_extensions if pair[0] < step]
     return new.changed({"optim.decay_extensions": [*kept, (step, new.train.steps)]})
