@@ -128,6 +128,7 @@ DIFFERENT: Mapping[str, tuple[str, ...]] = {
         "`Phenaki`: `t5_name` is a local folder, or means the byte-level encoder; `cond_drop_prob` takes effect.",
     ),
     "meshgpt-pytorch": (
+        "Coordinates outside of `coor_continuous_range` get the first or the last bin, which a warning says.",
         "`MeshAutoencoder`: all quantizers are always used, and codes are not sampled (`rq_kwargs`, "
         "`rvq_stochastic_sample_codes`); convolutions of the decoder have a kernel of 3 faces "
         "(`init_decoder_conv_kernel`); neighbours of a face are averaged without a projection of their own "

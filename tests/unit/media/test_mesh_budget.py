@@ -17,6 +17,8 @@ from quintet.media.budget import READ_BUDGET_BYTES
 from quintet.media.mesh import read_mesh
 
 TRIANGLE = "v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 3\n"
+pytestmark = pytest.mark.fault("damaged-media")
+
 FACET = "facet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\nvertex 0 1 0\nendloop\nendfacet\n"
 
 PEAK = """
@@ -25,8 +27,6 @@ from pathlib import Path
 
 from quintet.errors import UnreadableItem
 from quintet.media.mesh import probe_mesh
-
-pytestmark = pytest.mark.fault("damaged-media")
 
 
 def peak():

@@ -67,8 +67,7 @@ def test_an_interrupted_folder_is_not_a_dataset(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("quintet.common.files.os.replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         make_solids(tmp_path / "solids", num=2)
-    assert (tmp_path / "solids" / "meshes" / "00001.obj").exists()
-    assert not (tmp_path / "solids" / "metadata.jsonl").exists()
+    assert not (tmp_path / "solids").exists()
 
 
 def test_a_non_empty_folder_is_refused_and_unchanged(tmp_path: Path) -> None:
