@@ -909,7 +909,7 @@ def unusual_lines() -> dict[str, bytes]:
     """File to a line that is taken as it is."""
     return {
         "00004.png": b'{"file_name": "00004.png", "text": 1e999}',
-        "00005.png": b'{"file_name": "../../etc/passwd", "file_name": "00005.png", "text": "the last one counts"}',
+        "00005.png": b'{"file_name": "00005.png", "text": "keys that are not read", "x": "../../etc/passwd", "x": 1}',
         "00006.png": b'\xef\xbb\xbf{"file_name": "00006.png", "text": "a mark amid the file"}',
         "00007.png": b'{"file_name": "00007.png", "text": "' + b"long " * (10**7 if WHOLE else 10**5) + b'"}',
         "00008.png": b'{"file_name": "00008.png", "text": ["a", null, [], {}, 1, NaN]}',

@@ -117,6 +117,11 @@ UNUSABLE = {
         json.dumps(rows()[0]) + '\n{"file_name": "images/1.png", "text": "a", "text": "b", "box": {"x": 1}}\n',
         "has the key 'text' twice in line 2; keep one",
     ),
+    "a repeated key of files": (
+        "metadata.jsonl",
+        '{"file_name": "../../etc/passwd", "file_name": "images/1.png", "text": "a"}',
+        "has the key 'file_name' twice in line 1; keep one",
+    ),
     "single quotes": (
         "metadata.csv",
         csv("'file_name','text'"),
