@@ -108,6 +108,7 @@ def vqgan_configs(draw: st.DrawFn) -> VQGanConfig:
     tree["model"]["image_size"] = draw(sides | st.tuples(sides, sides))
     ends = draw(st.lists(st.integers(0, 2**40), unique=True).map(sorted))
     tree["optim"]["decay_extensions"] = [*pairwise(ends)]
+    tree["optim"]["amsgrad"] &= tree["optim"]["name"] in ("adam", "adamw")
     tree["train"]["batch_size"] = tree["train"]["grad_accum_steps"] * draw(st.integers(1, 64))
     return configs.validate(VQGanConfig, tree)
 
