@@ -10,6 +10,8 @@ from importlib import metadata
 import torch
 
 import quintet
+from quintet.common.device import choose_device
+from quintet.common.precision import choose_precision, has_bf16
 from quintet.training.state import cpu_name
 
 OPTIONAL = {
@@ -27,19 +29,16 @@ def lines() -> Iterator[str]:
     yield f"python    {platform.python_version()} on {platform.system()}"
     yield f"torch     {torch.__version__}"
     yield f"cpu       {cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    yield f"bf16      {'supported by this CPU' if _has_bf16() else 'emulated on this CPU: slower than fp32'}"
+    yield f"bf16      {'supported by this CPU' if has_bf16('cpu') else 'emulated on this CPU: slower than fp32'}"
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(number)
             yield f"cuda:{number}    {properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     else:
         yield "cuda      no device found: training runs on the CPU"
+    yield f"precision engine.precision=auto is {choose_precision('auto', choose_device('auto').type)} on this machine"
     for package, use in OPTIONAL.items():
         yield f"{package:<12} {_version(package)} ({use})"
-
-
-def _has_bf16() -> bool:
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _version(package: str) -> str:

@@ -17,10 +17,12 @@ from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import Weights
 from quintet.common.weights.pruning import again_if_pruned
 from quintet.config import RunConfig
+from quintet.config.budget import Budget
 from quintet.errors import UsageError
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import is_fixed, open_frozen, open_pipeline, read_weights
 from quintet.training import prepare
+from quintet.training.budget import choose
 from quintet.training.edits import edited_keys
 from quintet.training.engine import may_be_restarted
 from quintet.training.run_folder import Run, next_folder
@@ -28,11 +30,15 @@ from quintet.training.task import Task
 from quintet.training.trainer import Trainer
 
 
-def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False) -> Trainer:
-    """A trainer for a new run. Nothing is written before data and configuration are checked."""
+def new_trainer(
+    config: RunConfig, out: Path | None = None, silent: bool = False, budget: Budget | None = None
+) -> Trainer:
+    """A trainer for a new run. Nothing is written before data and configuration are checked.
+
+    With a budget, the keys that the user has not set are chosen so that the training takes that time."""
     folder = out or next_folder(config.recipe)
     if may_be_restarted() and Run(folder).config_file.is_file():
-        return _restarted_trainer(config, folder, silent)
+        return _restarted_trainer(config, folder, silent, budget is not None)
     # Only rank 0 checks the folder: it may create it before the other ranks get here.
     run = Run.new(folder, config.FROZEN_KEYS) if RankInfo.from_environment().rank == 0 else Run(folder)
     start, weights = None, None
@@ -44,8 +50,14 @@ def new_trainer(config: RunConfig, out: Path | None = None, silent: bool = False
     config = config.changed({name: _origin(pipeline) for name, pipeline in frozen.items()})
     if start is not None:
         _refuse_other_frozen(frozen, start)
-    task = make_task(config, frozen)
-    return Trainer(task, run, init=weights, silent=silent)
+    if budget is None:
+        return Trainer(make_task(config, frozen), run, init=weights, silent=silent)
+    chosen = choose(config, budget, lambda candidate: make_task(candidate, frozen))
+    task = make_task(chosen.config, frozen)
+    trainer = Trainer(task, run, splits=chosen.splits, engine=chosen.engine, init=weights, silent=silent)
+    trainer.pace = chosen.pace
+    trainer.print(budget.describe(trainer.config))
+    return trainer
 
 
 def _origin(pipeline: Pipeline[Any]) -> str:
@@ -53,14 +65,14 @@ def _origin(pipeline: Pipeline[Any]) -> str:
     return pipeline.origin.reference
 
 
-def _restarted_trainer(config: RunConfig, folder: Path, silent: bool) -> Trainer:
-    """The launcher restarted the same command after a failure: resume the run."""
+def _restarted_trainer(config: RunConfig, folder: Path, silent: bool, has_budget: bool) -> Trainer:
+    """The launcher restarted the same command after a failure: resume the run. What a budget has chosen stays."""
     old = registry.read_config(folder / "config.yaml")
     if old.recipe != config.recipe:
         raise UsageError(f"{folder} is a run of recipe '{old.recipe}', not of '{config.recipe}'; choose another --out")
     references = {name: (getattr(config, name), getattr(old, name)) for name in ("init", *old.FROZEN_KEYS)}
     overrides = {name: new for name, (new, known) in references.items() if _folder_of(new) != _folder_of(known)}
-    if not overrides:
+    if not overrides and not has_budget:
         # The configuration of a new start, with the keys that follow from the frozen models, whose copies are in the
         # run folder.
         config = task_in(folder, config.changed({name: known for name, (_, known) in references.items()})).config
@@ -100,7 +112,7 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
     edits = edited_keys(run, old, force)
     if "optim.decay_steps" in overrides and old.optim.decay_extensions:
         overrides = {"optim.decay_extensions": [], **overrides}  # another end replaces them; refused unless forced
-    new = old.changed(overrides)
+    new = prepare.resumed_config(old, overrides)
     if not force:
         configs.refuse_changes(old, new)
     saved = checkpoint.steps(run.checkpoints)

@@ -222,6 +222,12 @@ TABLE = (
     ),
     Row("device that is not there", TRAIN + " engine.device=mps", 2, ("engine.device=mps", "engine.device=cpu")),
     Row("parts of what has none", TRAIN + " engine.fsdp=true", 2, ("engine.fsdp=true", "generators", "vqgan")),
+    *(
+        Row(f"a launch of {number} processes", TRAIN + f" engine.launch={number}", 2, ("engine.launch", "1 to 1024"))
+        for number in (0, -1, "two", "10_000")
+    ),
+    Row("a batch for three processes", TRAIN + " engine.launch=3", 2, ("train.batch_size=", "3 processes")),
+    Row("a launch that contradicts", TRAIN + " engine.launch=2 engine.world_size=4", 2, ("=4", "2 processes")),
     Row("processes that are not there", TRAIN + " engine.world_size=2", 2, ("engine.world_size=2", "torchrun")),
     Row(
         "tracker that is not there",

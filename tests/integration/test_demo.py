@@ -12,7 +12,8 @@ import pytest
 
 from helpers import error_line, quintet, succeed
 from quintet import demos
-from quintet.demos.demo import Demo, Metric, Row, Schedule, Stage, lines, row_of
+from quintet.demos.demo import Demo, DemoMode, Metric, Row, Schedule, Stage, lines, row_of
+from quintet.demos.media import ema_decay
 
 STEPS = 6
 
@@ -51,10 +52,11 @@ def test_demo_runs_from_data_to_the_page_only_once(medium: str, tmp_path: Path) 
             (line,) = [
                 each for each in table.splitlines() if each.split("  ")[0] == "" and f"  {metric.label}  " in each
             ][:1]
-            assert ("reached" in line) == (metric.target is not None)
+            assert ("reached" in line) == (metric.quick is not None)
+            assert metric.quick is None or f" {100 * metric.quick:.1f} %" in line
     assert "not reached" in table
     assert re.search(r"^total +\d+m\d\ds$", table, re.MULTILINE)
-    assert re.search(r"\d of \d+ targets reached; targets are those of --full", table)
+    assert re.search(r"^\d of \d+ targets reached$", table, re.MULTILINE)
     assert f"next: quintet view {out}" in table
     assert all(stage.name in (out / "page.html").read_text("utf-8") for stage in demo.stages)
     again = succeed("demo", medium, "--out", out).output
@@ -79,6 +81,8 @@ def test_minutes_are_shared_by_the_stages_and_missing_steps_are_reported(tmp_pat
         taken = json.loads((out / name / "state.json").read_text("utf-8"))["step"]
         shown = f"{taken:,}" if taken == plan["steps"] else f"{taken:,} of {plan['steps']:,}, stopped at its time limit"
         assert re.search(rf"^{name} +steps +{shown} ", output, re.MULTILINE), output
+    assert "no targets: " in output
+    assert " reached" not in output[output.index("stage  ") :].replace("targets reached", "")
     assert "$ quintet resume" not in succeed("demo", "image", "--minutes", "0.2", "--out", out).output
 
 
@@ -133,18 +137,61 @@ def test_all_media_share_the_minutes_and_one_table(tmp_path: Path, monkeypatch: 
     assert "0 of 4 targets reached" in output
 
 
+def test_each_length_has_its_own_targets_and_keys(tmp_path: Path) -> None:
+    commands: list[Sequence[str]] = []
+    demo = demos.DEMOS["image"]
+    tokenizer = demo.stages[0]
+    schedules = {"quick": replace(tokenizer.quick, keys=("model.dim=8",)), "full": replace(tokenizer.full, keys=())}
+    demo = replace(demo, stages=(replace(tokenizer, **schedules), *demo.stages[1:]))
+
+    def call(words: Sequence[str]) -> int:
+        commands.append(words)
+        raise KeyboardInterrupt
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "metadata.jsonl").touch()
+    for mode in (DemoMode(), DemoMode(full=True), DemoMode(minutes=5.0), DemoMode(minutes=60.0, seed=3)):
+        with pytest.raises(KeyboardInterrupt):
+            demos.DemoRun(demo, tmp_path, mode, demos.Script(call, print)).run()
+        (tmp_path / "demo.json").unlink()
+    assert ["model.dim=8" in words for words in commands] == [True, False, True, False]
+    assert ["train.seed=3" in words for words in commands] == [False, False, False, True]
+    limits = (DemoMode(minutes=demo.minutes - 1.0), DemoMode(minutes=float(demo.minutes)))
+    assert [demo.length(mode) for mode in limits] == [None, "full"]
+
+
+def test_a_demo_ends_with_the_exit_code_of_its_command(tmp_path: Path) -> None:
+    commands: list[str] = []
+
+    def call(words: Sequence[str]) -> int:
+        commands.append(words[0])
+        if len(commands) > 1:
+            raise AssertionError(f"{words[0]} after a failure")
+        return 130
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "metadata.jsonl").touch()
+    with pytest.raises(SystemExit) as stopped:
+        demos.DemoRun(demos.DEMOS["image"], tmp_path, DemoMode(), demos.Script(call, print)).run()
+    assert (stopped.value.code, commands) == (130, ["train"])
+
+
+@pytest.mark.parametrize(("steps", "decay"), [(1, 0.5), (20, 0.5), (100, 0.8), (2000, 0.99)])
+def test_the_decay_of_the_weights_fits_every_length(steps: int, decay: float) -> None:
+    assert ema_decay(steps) == decay
+
+
 def test_target_is_reached_missed_or_not_measured() -> None:
-    fraction = Metric("match", "shape", 0.9, relative_to="match_real", note="0.9 of real")
-    assert row_of(fraction, {"match": 0.8, "match_real": 0.9}) == Row(
-        "", "shape", "80.0 %", ">= 81.0 % (0.9 of real)", "not reached"
-    )
-    assert row_of(fraction, {"match": 0.82, "match_real": 0.9}).verdict == "reached"
-    assert row_of(fraction, {}).measured == "not measured"
-    least = Metric("distance", "distance", 0.02, "", digits=3, lower_is_better=True)
-    assert row_of(least, {"distance": 0.01}) == Row("", "distance", "0.010", "<= 0.020", "reached")
-    assert row_of(least, {"distance": float("nan")}).verdict == "not reached"
-    assert row_of(least, {}) == Row("", "distance", "not measured", "<= 0.020", "not reached")
-    assert row_of(Metric("psnr", "PSNR", None, "dB"), {"psnr": 30.0}) == Row("", "PSNR", "30.0 dB", "", "")
+    shape = Metric("match", "shape", quick=0.7, full=0.9)
+    assert row_of(shape, {"match": 0.8}, "full") == Row("", "shape", "80.0 %", ">= 90.0 %", "not reached")
+    assert row_of(shape, {"match": 0.8}, "quick") == Row("", "shape", "80.0 %", ">= 70.0 %", "reached")
+    assert row_of(shape, {"match": 0.8}, None) == Row("", "shape", "80.0 %", "", "")
+    assert row_of(shape, {}, None) == Row("", "shape", "not measured", "", "")
+    least = Metric("distance", "distance", full=0.02, unit="", digits=3, lower_is_better=True, note="Opus")
+    assert row_of(least, {"distance": 0.01}, "full") == Row("", "distance", "0.010", "<= 0.020 (Opus)", "reached")
+    assert row_of(least, {"distance": 0.01}, "quick") == Row("", "distance", "0.010", "", "")
+    assert row_of(least, {"distance": float("nan")}, "full").verdict == "not reached"
+    assert row_of(least, {}, "full") == Row("", "distance", "not measured", "<= 0.020 (Opus)", "not reached")
     head, rule, *rest = lines([Row("a", "b", "1", seconds=70.0), Row("", "longer", "22", ">= 3", "reached")])
     assert rest == ["a      b              1                   1m10s", "       longer        22  >= 3    reached"]
     assert len(head) <= len(rule)

@@ -40,7 +40,8 @@ def complaint(*arguments: str) -> str:
 def values_of(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Valid values of a key, generated from its annotation and bounds."""
     if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
+        annotation, *notes = get_args(annotation)
+        bounds = bounds or bounds_of([each for note in notes for each in getattr(note, "metadata", [note])])
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return st.sampled_from(arguments)
@@ -89,14 +90,17 @@ def sections_of(schema: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             fields[name] = sections_of(field.annotation)
             continue
-        bounds = {
-            key: getattr(each, key)
-            for each in field.metadata
-            for key in ("ge", "gt", "le", "lt", "multiple_of")
-            if getattr(each, key, None) is not None
-        }
-        fields[name] = values_of(field.annotation, bounds)
+        fields[name] = values_of(field.annotation, bounds_of(field.metadata))
     return st.fixed_dictionaries(fields)
+
+
+def bounds_of(metadata: list[Any]) -> dict[str, Any]:
+    return {
+        key: getattr(each, key)
+        for each in metadata
+        for key in ("ge", "gt", "le", "lt", "multiple_of")
+        if getattr(each, key, None) is not None
+    }
 
 
 @st.composite

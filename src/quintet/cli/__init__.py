@@ -16,11 +16,11 @@ from typing import Any
 import typer
 
 from quintet.cli import data, inference, info, results, sampling, training
-from quintet.common import streams
+from quintet.common import launched, streams
 from quintet.common.logging import say
 from quintet.common.memory import is_out_of_memory
 from quintet.common.printable import printable
-from quintet.errors import QuintetError
+from quintet.errors import LostContactError, QuintetError
 
 app = typer.Typer(
     name="quintet",
@@ -63,6 +63,8 @@ app.add_typer(data_app, name="data")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every failure prints one sentence and sets an exit code; `--debug` prints the traceback instead."""
     streams.open_missing()
+    if launched.is_launched():
+        launched.end_with_parent()
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     code = _guarded([word for word in words if word != "--debug"], debug)
@@ -75,16 +77,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def call(words: Sequence[str]) -> int:
+def call(words: Sequence[str], debug: bool = False) -> int:
     """Run one command in this process and return its exit code; failures are exceptions."""
-    code = app(list(words), prog_name="quintet", standalone_mode=False)
+    # The arguments are also the context's object, for commands that start processes with the same arguments.
+    given = [*words, "--debug"] if debug else [*words]
+    code = app(list(words), prog_name="quintet", standalone_mode=False, obj=given)
     return code if isinstance(code, int) else 0
 
 
 def _guarded(words: Sequence[str], debug: bool) -> int:
     stdout = sys.stdout
     try:
-        return call(words)
+        return call(words, debug)
     except SystemExit as stopped:  # by a signal; the process must still exit through `main`
         # Typer exits and wraps stdout if nobody reads it.
         return streams.SIGPIPE_CODE if sys.stdout is not stdout else int(stopped.code or 0)
@@ -96,8 +100,15 @@ def _guarded(words: Sequence[str], debug: bool) -> int:
         elif type(error).__name__ == "NoArgsIsHelpError":
             say(_message(error), any_rank=True)
         else:
-            say(f"error: {printable(_one_sentence(error, words[0] if words else ''))}", any_rank=True)
+            _say_error(printable(_one_sentence(error, words[0] if words else "")), isinstance(error, LostContactError))
         return 2 if _is_usage_error(error) else error.exit_code if isinstance(error, QuintetError) else 1
+
+
+def _say_error(sentence: str, lost_contact: bool) -> None:
+    if launched.is_launched():
+        launched.report_error(sentence, lost_contact)
+    else:
+        say(f"error: {sentence}", any_rank=True)
 
 
 def _is_usage_error(error: Exception) -> bool:

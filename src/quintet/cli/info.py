@@ -53,9 +53,17 @@ def demo(
     ] = "image",
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Total minutes of training; data, samples and evaluation take additional time."),
+        typer.Option(
+            min=0.1,
+            help="Total minutes of training; data, samples and evaluation take additional time. Targets are not "
+            "printed for less than the duration of --full.",
+        ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Train as long as for the metrics in docs/results.md.")] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, max=2**63 - 1, help="train.seed of all runs; default: 0. The data is always the same."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for data and runs; default: runs/demo-MEDIUM.")] = None,
 ) -> None:
     """Run a complete workflow on synthetic data: make, train, resume, sample, eval, view. Prints each command."""
@@ -65,7 +73,7 @@ def demo(
 
     if full and minutes is not None:
         raise UsageError("--full and --minutes cannot be combined: choose one")
-    mode, script = DemoMode(full, minutes), Script(cli.call, print_line)
+    mode, script = DemoMode(full, minutes, seed), Script(cli.call, print_line)
     folder = out or Path(f"runs/demo-{medium}")
     if medium == "all":
         demos.run_all(folder, mode, script)

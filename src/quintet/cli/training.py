@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 
 from quintet import config as configs
 from quintet import registry
+from quintet.cli import launch
 from quintet.cli.shared import Overrides, RunFolder, print_line, print_next, print_result
 from quintet.errors import UsageError
 
@@ -24,6 +25,15 @@ def train(
     out: Annotated[Path | None, typer.Option(help="New run folder; default: runs/<recipe>-<n>.")] = None,
     preset: Annotated[str | None, typer.Option(help="Preset of many keys: debug, small or base.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with configuration keys.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Time to train, such as 90s, 10m or 1.5h: trains preset small, or the one that you name, for as many "
+            "steps as fit, with warm-up and intervals to match, and ends the learning rate schedule there. A batch "
+            "that is larger than the data is reduced. Keys that you set are kept. Reading the data and the last "
+            "validation take additional time."
+        ),
+    ] = None,
     init: Annotated[
         str | None, typer.Option(help="Fine-tune: start from the weights of this run or exported folder.")
     ] = None,
@@ -39,7 +49,7 @@ def train(
     help: Annotated[
         bool, typer.Option("--help", help="Show this message and exit; with a RECIPE, also list its keys.")
     ] = False,
-) -> None:
+) -> int:
     """Train a recipe on your data and write a new run folder."""
     if help or recipe is None:
         print_result(context.get_help())
@@ -58,27 +68,52 @@ def train(
             taken = f" (it takes {allowed})" if allowed else ""
             raise UsageError(f"'{recipe}' does not take --{name}{taken}")
     path = {} if folder is None else {"data.path": configs.data_path(folder)}
-    settings = configs.build(schema, preset=preset, file=config, overrides={**changes, **frozen, **path})
+    changes = {**changes, **frozen, **path}
+    time = None if budget is None else configs.Budget.of(budget, schema, config, changes)
+    if time is not None and preset is None and configs.BUDGET_PRESET in schema.PRESETS:
+        preset = configs.BUDGET_PRESET
+    settings = configs.build(schema, preset=preset, file=config, overrides=changes)
     if settings.recipe != recipe:
         raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")
     if settings.data.path is None:
         raise UsageError(f"name the data folder: `quintet train {recipe} DATA`")
+    settings = launch.resolve(settings)
+    if number := launch.processes_to_start(settings):
+        return launch.run_processes(context.obj, number)
     from quintet import runs
 
-    _train(runs.new_trainer(settings, out))
+    _train(runs.new_trainer(settings, out, budget=time))
+    return 0
 
 
 def resume(
+    context: typer.Context,
     run: RunFolder,
     overrides: Overrides = None,
     force: Annotated[
         bool, typer.Option("--force", help="Resume even if keys, data or the version of quintet have changed.")
     ] = False,
-) -> None:
+) -> int:
     """Resume a run from its newest valid checkpoint; set train.steps=N to train longer."""
+    changes = configs.parse_overrides(overrides or [])
+    settings = _resumed_settings(run, changes)
+    if settings is not None:
+        settings = launch.resolve(settings)
+        if number := launch.processes_to_start(settings):
+            return launch.run_processes(context.obj, number)
+        changes = {**changes, "engine.launch": settings.engine.launch}
     from quintet import runs
 
-    _train(runs.resumed_trainer(run, configs.parse_overrides(overrides or []), force))
+    _train(runs.resumed_trainer(run, changes, force))
+    return 0
+
+
+def _resumed_settings(run: Path, changes: Mapping[str, Any]) -> configs.RunConfig | None:
+    """The configuration of a run, for `engine.launch`; None if it cannot be read, which resuming explains."""
+    try:
+        return registry.read_config(run / "config.yaml").changed(changes)
+    except UsageError:
+        return None
 
 
 def _train(trainer: Any) -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from quintet.common.precision import choose_precision
 from quintet.common.rank import RankInfo
 from quintet.config import EngineConfig
 from quintet.errors import UsageError
@@ -19,7 +20,8 @@ class Device:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.device = own_device(config)
-        self.dtype = torch.float64 if config.precision == "fp64" else torch.float32
+        self.precision = choose_precision(config.precision, self.device.type)
+        self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self._set_determinism()
@@ -41,7 +43,7 @@ class Device:
                         tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
     def autocast(self) -> AbstractContextManager[object]:
-        if self.config.precision != "bf16":
+        if self.precision != "bf16":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 

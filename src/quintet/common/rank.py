@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quintet.config import EngineConfig, RunConfig
 from quintet.errors import UsageError
 
 
@@ -19,7 +20,7 @@ class RankInfo:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> RankInfo:
-        if "RANK" in environment and "WORLD_SIZE" in environment:
+        if _has_rank(environment):
             rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
             return cls(rank, int(environment.get("LOCAL_RANK", rank)), world)
         if _slurm_tasks(environment) > 1:
@@ -33,10 +34,40 @@ class RankInfo:
 
 def is_first(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this is rank 0 or the only process; does not need the process group."""
-    if "RANK" in environment and "WORLD_SIZE" in environment:
+    if _has_rank(environment):
         return int(environment["RANK"]) == 0
     return _slurm_tasks(environment) <= 1 or int(environment["SLURM_PROCID"]) == 0
 
 
+def has_launcher(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher started this process, perhaps as the only one."""
+    return _has_rank(environment) or _slurm_tasks(environment) > 1
+
+
+def _has_rank(environment: Mapping[str, str]) -> bool:
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
 def _slurm_tasks(environment: Mapping[str, str]) -> int:
     return int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+
+
+def check_processes(config: RunConfig, world_size: int) -> None:
+    """Raise `UsageError` if the processes are not those of `engine.world_size`, or cannot share a batch equally."""
+    check_world(config.engine, world_size)
+    train = config.train
+    if train.batch_size % (world_size * train.grad_accum_steps):
+        raise UsageError(
+            f"train.batch_size={train.batch_size} is not divisible by {world_size} processes x "
+            f"train.grad_accum_steps={train.grad_accum_steps}"
+        )
+
+
+def check_world(config: EngineConfig, world_size: int) -> None:
+    """Raise `UsageError` if `engine.world_size` is set and differs from the number of processes."""
+    if config.world_size is not None and config.world_size != world_size:
+        raise UsageError(
+            f"engine.world_size={config.world_size}, but the launcher started {world_size} "
+            f"process{'es' if world_size > 1 else ''}; use `torchrun --nproc_per_node {config.world_size}` or "
+            f"engine.launch={config.world_size}"
+        )

@@ -1,5 +1,7 @@
 """The schema of a run: its sections, YAML, `key=value` overrides and the messages for wrong keys."""
 
+from quintet.config.budget import PRESET as BUDGET_PRESET
+from quintet.config.budget import Budget
 from quintet.config.data import (
     AudioDataConfig,
     DataConfig,
@@ -40,8 +42,10 @@ from quintet.config.tree import (
 )
 
 __all__ = [
+    "BUDGET_PRESET",
     "RESUMABLE",
     "AudioDataConfig",
+    "Budget",
     "CheckpointConfig",
     "DataConfig",
     "EMAConfig",

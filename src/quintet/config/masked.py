@@ -35,10 +35,11 @@ class MaskGitConfig(TextConfig):
     dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Hidden dimension of the transformer.")
     depth: int = Field(6, ge=1, le=256, description="Number of transformer blocks.")
     heads: int = Field(8, ge=1, description="Number of attention heads; must divide `model.dim`.")
-    code_patch_size: tuple[int, ...] | None = Field(
+    code_patch_size: tuple[int, ...] | Literal["auto"] | None = Field(
         None,
         description="Group neighbouring codes into patches of this size along each axis, one transformer position per "
-        "patch (for example [1,2,2] for video), which reduces computation; null uses one position per code.",
+        "patch (for example [1,2,2] for video), which reduces computation; auto: two rows and two columns where they "
+        "divide the grid; null uses one position per code.",
     )
     rotary: bool = Field(False, description="Add rotary position embeddings (RoPE) to queries and keys.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of the output of each residual branch.")
@@ -62,7 +63,7 @@ class MaskGitConfig(TextConfig):
             raise ValueError(f"model.heads={self.heads} does not divide model.dim={self.dim}")
         if (self.low_res_grid is None) != (self.low_res_num_codes is None):
             raise ValueError("set both model.low_res_grid and model.low_res_num_codes, or neither")
-        if self.code_patch_size is not None and self.grid is not None:
+        if isinstance(self.code_patch_size, tuple) and self.grid is not None:
             fits = len(self.code_patch_size) == len(self.grid) and min(self.code_patch_size) > 0
             if not fits or any(size % step for size, step in zip(self.grid, self.code_patch_size, strict=True)):
                 raise ValueError(

@@ -33,7 +33,12 @@ DEBUG_TEXT = preset(model={"text_dim": 32, "text_depth": 1, "text_heads": 2})
 SMALL = preset(_every(500), train={"batch_size": 16}, data={"num_workers": 0})
 MUON = preset(optim={"name": "muon", "lr": 3e-3, "muon_lr": 0.01, "warmup_steps": 150, "max_grad_norm": 1.0})
 SMALL_GENERATOR = preset(
-    SMALL, MUON, model={"dim": 128, "depth": 6, "heads": 4}, eval={"every": 1000}, sample={"every": 1000}
+    SMALL,
+    MUON,
+    model={"dim": 128, "depth": 6, "heads": 4},
+    eval={"every": 1000},
+    sample={"every": 1000},
+    engine={"precision": "auto"},
 )
 
 BASE = preset(

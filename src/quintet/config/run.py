@@ -65,14 +65,22 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 Betas = tuple[Probability, Probability]
 
 
+OptimizerName = Literal["adamw", "adam", "lion", "muon"]
+
+
 class OptimizerConfig(Section):
-    name: Literal["adamw", "adam", "lion", "muon"] = Field(
+    name: OptimizerName = Field(
         "adamw",
         description="Optimizer; `adam` adds weight decay to the gradient, `muon` is AdamW outside transformer blocks.",
     )
     lr: float = Field(3e-4, gt=0, description="Peak learning rate.")
     muon_lr: float = Field(
-        0.02, gt=0, description="Peak learning rate of the weight matrices inside transformer blocks (muon)."
+        0.02,
+        gt=0,
+        description="Peak learning rate of the weight matrices inside transformer blocks (muon).",
+    )
+    muon_kernels: bool = Field(
+        False, description="Let Muon also update the kernels of convolutions, with `optim.muon_lr` (muon)."
     )
     betas: Betas = Field((0.9, 0.99), description="Decay rates of the optimizer's moment estimates.")
     eps: float = Field(1e-8, gt=0, description="Epsilon added to the denominator (adam, adamw).")
@@ -96,6 +104,7 @@ class OptimizerConfig(Section):
 class PhaseOptimConfig(Section):
     """Optimizer keys of another phase; a null key takes the value of `optim`."""
 
+    name: OptimizerName | None = Field(None, description="Optimizer of this phase; null uses `optim.name`.")
     lr: float | None = Field(None, gt=0, description="Peak learning rate of this phase; null uses `optim.lr`.")
     betas: Betas | None = Field(
         None, description="Decay rates of the optimizer's moment estimates; null uses `optim.betas`."
@@ -198,12 +207,18 @@ class LogConfig(Section):
     name: str | None = Field(None, description="Run name for W&B and trackio; null uses the name of the run folder.")
 
 
+MAX_LAUNCHED = 1024
+"""Largest value of `engine.launch`: more than the devices of any machine."""
+
+
 class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto", description="Device; auto uses a GPU if there is one."
     )
-    precision: Literal["fp32", "bf16", "fp64"] = Field(
-        "fp32", description="Numerical precision; bf16 uses autocast in the forward pass, weights stay fp32."
+    precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
+        "fp32",
+        description="Numerical precision; bf16 uses autocast in the forward pass, weights stay fp32. auto is bf16 if "
+        "the device has instructions for it, else fp32; the choice is recorded when the run starts.",
     )
     compile: bool = Field(False, description="Compile every module with torch.compile.")
     channels_last: bool = Field(True, description="Channels-last memory format of convolution weights.")
@@ -214,6 +229,12 @@ class EngineConfig(Section):
     threads: int | None = Field(
         None, gt=0, le=1024, description="CPU threads per process; null uses the default of torch."
     )
+    launch: Annotated[int, Field(gt=0, le=MAX_LAUNCHED)] | Literal["auto"] = Field(
+        1,
+        description="Number of processes that `quintet train` and `quintet resume` start on this machine; auto starts "
+        "engine.world_size of them, or if that is null one per GPU, or one per CPU core if there is no GPU. Ignored "
+        "under torchrun and other launchers.",
+    )
     world_size: int | None = Field(
         None, gt=0, description="Expected number of processes; any other number is refused. null accepts any number."
     )
@@ -222,6 +243,14 @@ class EngineConfig(Section):
     )
     fsdp: bool = Field(False, description="Shard weights, EMA and optimizer state over the processes (FSDP2).")
     bucket_megabytes: int = Field(25, gt=0, le=2**20, description="Size of the gradient buckets of DDP, in MiB.")
+
+    @field_validator("launch", mode="before")
+    @classmethod
+    def _check_launch(cls, value: Any) -> Any:
+        """One message for both types; pydantic has one for each of them."""
+        if value != "auto" and (type(value) is not int or not 1 <= value <= MAX_LAUNCHED):
+            raise ValueError(f"must be auto or an integer from 1 to {MAX_LAUNCHED}")
+        return value
 
 
 class RunConfig(Section):

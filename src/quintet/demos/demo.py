@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from quintet.training.display import duration
 
@@ -12,43 +12,63 @@ if TYPE_CHECKING:
     from quintet.demos.script import DemoRun
 
 
+Length = Literal["quick", "full"]
+"""The two lengths of a demo, each with its own targets."""
+
+
 @dataclass(frozen=True)
 class Metric:
-    """One metric of `eval.json`, with an optional target."""
+    """One metric of `eval.json`, with a target for each length of the demo."""
 
     name: str
     label: str
-    target: float | None = None
+    quick: float | None = None
+    """Target of the short demo; None: there is none, and the metric is printed without a verdict."""
+    full: float | None = None
+    """Target of --full; None: there is none."""
     unit: str = "%"
     """`%` for a fraction; any other unit is written after the number."""
     digits: int = 1
     lower_is_better: bool = False
     """Whether the target is a maximum instead of a minimum."""
-    relative_to: str | None = None
-    """The target is a fraction of this other metric."""
     note: str = ""
     """Origin of the target, if it needs an explanation."""
+
+    def target(self, length: Length | None) -> float | None:
+        return None if length is None else self.full if length == "full" else self.quick
+
+    def reached(self, value: object, length: Length | None) -> bool | None:
+        """Whether a measured value reaches the target; None if there is no target."""
+        target = self.target(length)
+        if target is None:
+            return None
+        return isinstance(value, float) and (value <= target if self.lower_is_better else value >= target)
 
 
 @dataclass(frozen=True)
 class DemoMode:
-    """How long a demo trains: short (default), full, or a number of minutes."""
+    """How a demo trains: short (default), full, or a number of minutes; and the random seed of its stages."""
 
     full: bool = False
     minutes: float | None = None
+    seed: int | None = None
+    """`train.seed` of all stages; None uses its default. The data does not depend on it."""
 
     def __str__(self) -> str:
         """The command-line options of this mode."""
-        return " --full" if self.full else "" if self.minutes is None else f" --minutes {self.minutes:g}"
+        length = " --full" if self.full else "" if self.minutes is None else f" --minutes {self.minutes:g}"
+        return length if self.seed is None else f"{length} --seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Number of steps of a stage, and the interval between evaluations."""
+    """Number of steps of a stage, the interval between evaluations, and the keys of this length."""
 
     steps: int
     every: int
     """Steps between two evaluations, samples and checkpoints."""
+    keys: tuple[str, ...] = ()
+    """Configuration keys of this length only, such as a smaller model for the short demo."""
 
 
 def _no_keys(steps: int, num_judged: int) -> Sequence[str]:
@@ -69,7 +89,7 @@ class Stage:
     """Approximate speed on two CPU cores, to plan the steps of --minutes."""
     metrics: tuple[Metric, ...]
     keys: Callable[[int, int], Sequence[str]] = _no_keys
-    """Configuration keys, given the number of steps and of judged samples."""
+    """Configuration keys of both lengths, given the number of steps and of judged samples."""
     frozen: tuple[tuple[str, str], ...] = ()
     """Frozen models: the name of an option such as --tokenizer, and an earlier stage."""
     interrupted: bool = False
@@ -94,7 +114,7 @@ class Demo:
     quick_num_judged: int
     full_num_judged: int
     minutes: int
-    """Target for the duration of --full on two CPU cores."""
+    """Target for the duration of --full on two CPU cores, in minutes."""
     stages: tuple[Stage, ...]
     """The last stage generates samples."""
     texts: tuple[str, ...]
@@ -108,6 +128,12 @@ class Demo:
     extra: Callable[[DemoRun], list[Row]] = _no_extra
     """Additional steps after training."""
     preset: str = "small"
+
+    def length(self, mode: DemoMode) -> Length | None:
+        """The length whose targets hold; None for --minutes below the duration of --full, for which none are set."""
+        if mode.minutes is None:
+            return "full" if mode.full else "quick"
+        return "full" if mode.minutes >= self.minutes else None
 
     def num_items(self, mode: DemoMode) -> int:
         """Number of items in the dataset; with --minutes, interpolated between the other modes."""
@@ -144,21 +170,18 @@ RIGHT = (2, 5)
 """Right-aligned columns."""
 
 
-def row_of(metric: Metric, results: Mapping[str, Any]) -> Row:
-    """The row of a metric in the results of `quintet eval`."""
-    value = results.get(metric.name)
-    target = metric.target
-    if target is not None and metric.relative_to is not None:
-        reference = results.get(metric.relative_to)
-        target = target * reference if isinstance(reference, float) else None
+def row_of(metric: Metric, results: Mapping[str, Any], length: Length | None) -> Row:
+    """The row of a metric in the results of `quintet eval`, with the target and the verdict of a length."""
+    value, target = results.get(metric.name), metric.target(length)
     sign = "<=" if metric.lower_is_better else ">="
     note = metric.note and f" ({metric.note})"
     text = "" if target is None else f"{sign} {_number(target, metric)}{note}"
-    if not isinstance(value, float):
-        return Row("", metric.label, "not measured", text, "not reached" if text else "")
-    reached = target is not None and (value <= target if metric.lower_is_better else value >= target)
-    verdict = "" if target is None else "reached" if reached else "not reached"
-    return Row("", metric.label, _number(value, metric), text, verdict)
+    measured = _number(value, metric) if isinstance(value, float) else "not measured"
+    return Row("", metric.label, measured, text, verdict_of(metric.reached(value, length)))
+
+
+def verdict_of(reached: bool | None) -> str:
+    return "" if reached is None else "reached" if reached else "not reached"
 
 
 def _number(value: float, metric: Metric) -> str:

@@ -13,53 +13,60 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from quintet.demos.demo import Demo, Metric, Row, Schedule, Stage
+from quintet.demos.demo import Demo, Metric, Row, Schedule, Stage, verdict_of
 from quintet.demos.script import DemoRun
 from quintet.synthetic.sounds import DRUMS, NOISES, TIMBRES
+
+ALL_CORES = ("engine.launch=auto",)
+"""One process per core: with small models, threads share a step badly."""
+
+
+def ema_decay(steps: int) -> float:
+    """The decay that averages the weights over about the last twentieth of a run, and at least over two steps."""
+    return max(0.5, round(1 - 20 / steps, 4))
+
 
 # --- image -------------------------------------------------------------------------------------------------------
 
 VQGAN = Stage(
     name="tokenizer",
     recipe="vqgan",
-    quick=Schedule(steps=1500, every=250),
-    full=Schedule(steps=5000, every=500),
+    quick=Schedule(steps=1500, every=750),
+    full=Schedule(steps=4000, every=1000),
     fraction=0.3,
-    steps_per_second=12.0,
-    # The discriminator is active for the last third.
-    keys=lambda steps, num_judged: (f"loss.discriminator_start={steps * 2 // 3}",),
+    steps_per_second=20.0,
+    # The discriminator is active for the last sixth.
+    keys=lambda steps, num_judged: (f"loss.discriminator_start={steps * 5 // 6}", *ALL_CORES),
     interrupted=True,
     metrics=(
-        Metric("psnr", "PSNR of unseen images", 30.0, "dB"),
-        Metric("codebook_usage", "codes in use", 0.5),
+        Metric("psnr", "PSNR of unseen images", full=30.0, unit="dB"),
+        Metric("codebook_usage", "codes in use", full=0.5),
     ),
 )
 MUSE = Stage(
     name="muse",
     recipe="muse",
-    quick=Schedule(steps=800, every=200),
-    full=Schedule(steps=9000, every=1000),
+    quick=Schedule(steps=1350, every=675),
+    full=Schedule(steps=7000, every=1000),
     fraction=0.7,
-    steps_per_second=3.5,
+    steps_per_second=6.0,
     frozen=(("tokenizer", "tokenizer"),),
-    keys=lambda steps, num_judged: (f"eval.num_generated={num_judged}",),
+    keys=lambda steps, num_judged: (f"eval.num_generated={num_judged}", f"ema.decay={ema_decay(steps)}", *ALL_CORES),
     metrics=(
-        Metric("match_colour", "color matches unseen captions", 0.95),
-        Metric("match_position", "position matches", 0.9),
-        Metric(
-            "match_shape", "shape matches", 0.9, relative_to="match_shape_reconstruction", note="0.9 of reconstructions"
-        ),
-        Metric("match_withheld", "color and shape of withheld pairs match", 0.6),
+        Metric("match_colour", "color matches unseen captions", quick=0.95, full=0.98),
+        Metric("match_position", "position matches", quick=0.95, full=0.98),
+        Metric("match_shape", "shape matches", quick=0.8, full=0.95),
+        Metric("match_withheld", "color and shape of withheld pairs match", quick=0.5, full=0.85),
     ),
 )
 IMAGE = Demo(
     medium="image",
     data="shapes",
-    quick_num=4000,
+    quick_num=24_000,
     full_num=48_000,
-    quick_num_judged=128,
+    quick_num_judged=192,
     full_num_judged=500,
-    minutes=60,
+    minutes=25,
     stages=(VQGAN, MUSE),
     texts=(
         "a large red heart in the centre",
@@ -85,30 +92,31 @@ MAX_SCENE_CHANGE = 3.0
 CVIVIT = Stage(
     name="tokenizer",
     recipe="cvivit",
-    quick=Schedule(steps=200, every=100),
+    quick=Schedule(steps=600, every=300),
     full=Schedule(steps=2000, every=1000),
     fraction=0.25,
-    steps_per_second=3.0,
+    steps_per_second=6.0,
+    keys=lambda steps, num_judged: ALL_CORES,
     metrics=(
-        Metric("psnr", "PSNR of unseen clips", 26.0, "dB"),
+        Metric("psnr", "PSNR of unseen clips", full=26.0, unit="dB"),
         Metric("codebook_usage", "codes in use"),
     ),
 )
 PHENAKI = Stage(
     name="phenaki",
     recipe="phenaki",
-    quick=Schedule(steps=500, every=250),
-    full=Schedule(steps=18_000, every=3000),
+    # Colours and motions are learned sooner with patches, shapes better without.
+    quick=Schedule(steps=1800, every=900, keys=("model.code_patch_size=auto",)),
+    full=Schedule(steps=5000, every=1250),
     fraction=0.75,
     steps_per_second=4.0,
     frozen=(("tokenizer", "tokenizer"),),
-    keys=lambda steps, num_judged: (f"eval.num_generated={num_judged}",),
+    keys=lambda steps, num_judged: (f"eval.num_generated={num_judged}", f"ema.decay={ema_decay(steps)}", *ALL_CORES),
     metrics=(
-        Metric("match_colour", "color matches unseen captions", 0.9),
-        Metric("match_motion", "motion matches", 0.85),
-        Metric(
-            "match_shape", "shape matches", 0.9, relative_to="match_shape_reconstruction", note="0.9 of reconstructions"
-        ),
+        Metric("match_colour", "color matches unseen captions", quick=0.9, full=0.98),
+        Metric("match_motion", "motion matches", quick=0.85, full=0.98),
+        Metric("match_shape", "shape matches", quick=0.7, full=0.95),
+        Metric("match_withheld", "shape and motion of withheld pairs match", full=0.88),
     ),
 )
 
@@ -122,10 +130,12 @@ def generate_scenes(run: DemoRun) -> list[Row]:
         options = ("--scenes", str(scenes), "--num", "4", "--out", str(story))
         run.timed("samples", "sample", str(run.out / "phenaki"), *options)
     changes = scene_changes(story, run.out / "phenaki")
-    reached = bool(changes) and all(change < MAX_SCENE_CHANGE for change in changes)
     measured = ", ".join(f"{change:.1f}" for change in changes)
     label = "change between two scenes, relative to the median"
-    return [Row("story", label, measured, f"< {MAX_SCENE_CHANGE:g}", "reached" if reached else "not reached")]
+    if run.length != "full":
+        return [Row("story", label, measured)]
+    reached = bool(changes) and all(change < MAX_SCENE_CHANGE for change in changes)
+    return [Row("story", label, measured, f"< {MAX_SCENE_CHANGE:g}", verdict_of(reached))]
 
 
 def scene_changes(story: Path, phenaki: Path) -> list[float]:
@@ -152,11 +162,11 @@ VIDEO = Demo(
     medium="video",
     data="motions",
     data_options=("--size", "32"),
-    quick_num=1500,
+    quick_num=12_000,
     full_num=32_000,
-    quick_num_judged=48,
+    quick_num_judged=96,
     full_num_judged=200,
-    minutes=120,
+    minutes=45,
     stages=(CVIVIT, PHENAKI),
     texts=("a red circle moves right", "a blue star grows", "a yellow heart bounces", "a green square moves up"),
     num_per_text=4,
@@ -190,9 +200,9 @@ MULAN = Stage(
         "eval.zero_shot_template=a {}",
     ),
     metrics=(
-        Metric("text_to_audio_r1", "unseen captions that rank their clip first", 0.6),
-        Metric("text_to_audio_r10", "among the first ten", 0.95),
-        Metric("zero_shot_accuracy", "zero-shot accuracy of instruments", 0.9),
+        Metric("text_to_audio_r1", "unseen captions that rank their clip first", quick=0.55, full=0.6),
+        Metric("text_to_audio_r10", "among the first ten", quick=0.95, full=0.95),
+        Metric("zero_shot_accuracy", "zero-shot accuracy of instruments", quick=0.85, full=0.9),
     ),
 )
 CODEC = Stage(
@@ -205,9 +215,17 @@ CODEC = Stage(
     # The discriminators are active for the last eighth.
     keys=lambda steps, num_judged: (f"loss.discriminator_start={steps * 7 // 8}", "eval.batches=8"),
     metrics=(
-        Metric("bitrate_kbps", "bitrate", 6.0, "kbit/s", lower_is_better=True),
-        Metric("mel_distance", "mel distance of unseen clips", 1.49, "", digits=2, lower_is_better=True, note="Opus"),
-        Metric("si_sdr", "SI-SDR of unseen clips, including noises", 5.0, "dB"),
+        Metric("bitrate_kbps", "bitrate", full=6.0, unit="kbit/s", lower_is_better=True),
+        Metric(
+            "mel_distance",
+            "mel distance of unseen clips",
+            full=1.49,
+            unit="",
+            digits=2,
+            lower_is_better=True,
+            note="Opus",
+        ),
+        Metric("si_sdr", "SI-SDR of unseen clips, including noises", full=5.0, unit="dB"),
     ),
 )
 STORM = Stage(
@@ -220,8 +238,8 @@ STORM = Stage(
     frozen=(("tokenizer", "codec"), ("condition", "mulan")),
     keys=lambda steps, num_judged: ("loss.caption_cond_prob=0.5", f"eval.num_generated={num_judged}", "eval.batches=8"),
     metrics=(
-        Metric("match_timbre", "instrument matches unseen captions", 0.8),
-        Metric("match_register", "register matches", 0.8),
+        Metric("match_timbre", "instrument matches unseen captions", quick=0.75, full=0.8),
+        Metric("match_register", "register matches", quick=0.95, full=0.8),
         Metric("match_timbre_reconstruction", "instrument of reconstructed clips matches"),
         Metric("match_register_reconstruction", "register of reconstructed clips matches"),
     ),
@@ -265,12 +283,12 @@ MESH_AUTOENCODER = Stage(
     name="tokenizer",
     recipe="mesh-autoencoder",
     quick=Schedule(steps=600, every=200),
-    full=Schedule(steps=6000, every=1000),
+    full=Schedule(steps=4000, every=1000),
     fraction=0.4,
     steps_per_second=4.0,
     metrics=(
-        Metric("coordinate_accuracy", "coordinates of unseen meshes within one bin", 0.97),
-        Metric("chamfer", "Chamfer distance, longest side 1", 0.02, "", digits=4, lower_is_better=True),
+        Metric("coordinate_accuracy", "coordinates of unseen meshes within one bin", full=0.97),
+        Metric("chamfer", "Chamfer distance, longest side 1", full=0.02, unit="", digits=4, lower_is_better=True),
     ),
 )
 # Trained on plain coordinates, which need no trained tokenizer and have a thirtieth of its vocabulary.
@@ -285,9 +303,9 @@ MESH_TRANSFORMER = Stage(
     # There are enough meshes, and augmentation would change the proportions that captions name.
     keys=lambda steps, num_judged: ("data.augment=false", f"eval.num_generated={num_judged}"),
     metrics=(
-        Metric("valid", "valid meshes from unseen captions", 0.9),
-        Metric("match_class", "class matches the caption", 0.85),
-        Metric("watertight", "watertight"),
+        Metric("valid", "valid meshes from unseen captions", quick=0.95, full=0.9),
+        Metric("match_class", "class matches the caption", quick=0.85, full=0.85),
+        Metric("watertight", "watertight", quick=0.95),
     ),
 )
 MESH = Demo(

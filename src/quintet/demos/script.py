@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.common.files import replace_text
-from quintet.demos.demo import Demo, DemoMode, Row, Stage, row_of
+from quintet.demos.demo import Demo, DemoMode, Row, Stage, row_of, verdict_of
 from quintet.errors import UsageError
 
 NUM_EVALUATIONS = 4
@@ -32,8 +32,10 @@ class Script:
     say: Callable[[str], None]
 
     def run(self, *words: str) -> None:
+        """Run a command; SystemExit with its exit code if it failed or a signal stopped the processes it launched."""
         self.say(f"\n$ quintet {shlex.join(words)}")
-        self.call(words)
+        if code := self.call(words):
+            raise SystemExit(code)
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class DemoRun:
         self.demo = demo
         self.out = out
         self.mode = mode
+        self.length = demo.length(mode)
         self.script = script
         self.ledger = Ledger(out / "demo.json", f"quintet demo {demo.medium}{mode}")
 
@@ -181,12 +184,18 @@ class DemoRun:
             first = stage.first_steps(plan.steps)
             decay = [f"optim.decay_steps={plan.steps}"] if first < plan.steps else []
             frozen = [word for name, model in stage.frozen for word in (f"--{name}", self._reference(model))]
-            keys = [*stage.keys(plan.steps, self.demo.num_judged(self.mode)), *every(plan.every)]
             words = ["train", stage.recipe, str(self.out / "data"), "--out", str(run), "--preset", self.demo.preset]
-            return [*words, *frozen, f"train.steps={first}", *decay, *limit, *keys]
+            return [*words, *frozen, f"train.steps={first}", *decay, *limit, *self._keys(stage, plan)]
         if steps_taken(run) < plan.steps:
             return ["resume", str(run), f"train.steps={plan.steps}", *limit]
         return None
+
+    def _keys(self, stage: Stage, plan: Plan) -> list[str]:
+        """The configuration keys of a stage, apart from its length."""
+        schedule = stage.full if self.length == "full" else stage.quick
+        seed = [] if self.mode.seed is None else [f"train.seed={self.mode.seed}"]
+        judged = self.demo.num_judged(self.mode)
+        return [*stage.keys(plan.steps, judged), *schedule.keys, *seed, *every(plan.every)]
 
     def _reference(self, model: str) -> str:
         """The run of an earlier stage, or the name of a model that needs no training."""
@@ -221,15 +230,15 @@ class DemoRun:
             yield Row(stage.name, "steps", f"{taken:,}{note}", seconds=self.ledger.seconds.get(stage.name))
             results = read_metrics(self.out / stage.name)
             for metric in stage.metrics:
-                yield row_of(metric, results)
+                yield row_of(metric, results, self.length)
 
     def _totals(self) -> Iterator[Row]:
         for part in ("evaluation", "samples"):
             yield Row(part, seconds=self.ledger.seconds.get(part))
         total = sum(self.ledger.seconds.values())
-        target = f"<= {self.demo.minutes} min"
-        verdict = ("reached" if total <= 60 * self.demo.minutes else "not reached") if self.mode.full else ""
-        yield Row("total", target=target if self.mode.full else "", verdict=verdict, seconds=total)
+        target = f"<= {self.demo.minutes} min" if self.mode.full else ""
+        verdict = verdict_of(total <= 60 * self.demo.minutes if self.mode.full else None)
+        yield Row("total", target=target, verdict=verdict, seconds=total)
 
 
 def every(steps: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ that must predict one of them learns mostly this noise. With targets spread over
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,23 +38,39 @@ CHUNK_SIZE = 1024
 
 @dataclass(frozen=True)
 class CodebookSmoothing:
-    """The nearest codes of each code, itself first, and their weights in its target; both `(codes, neighbours)`."""
+    """The nearest codes of each code, itself first, and their weights in its target.
+
+    Both tables are `(levels, codes, neighbours)`. Codes are similar only to codes of the same level, which are those of
+    the same quantizer.
+    """
 
     codes: Tensor
     weights: Tensor
 
-    def loss(self, log_probabilities: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy (positions,) of `log_probabilities` (positions, codes) and `target` (positions,)."""
-        codes, weights = (table.to(target.device)[target] for table in (self.codes, self.weights))
+    @property
+    def levels(self) -> int:
+        return len(self.codes)
+
+    def loss(self, log_probabilities: Tensor, target: Tensor, levels: Tensor | int = 0) -> Tensor:
+        """Cross-entropy (positions,) of `log_probabilities` (positions, codes) and `target` (positions,).
+
+        `levels` is the level of each position, (positions,), or of all.
+        """
+        codes, weights = (table.to(target.device)[levels, target] for table in (self.codes, self.weights))
         return -(log_probabilities.gather(-1, codes) * weights.to(log_probabilities.dtype)).sum(-1)
 
 
-def codebook_smoothing(codebook: Tensor, spread: float) -> CodebookSmoothing:
-    """Smoothing tables of a codebook (codes, code_dim).
+def codebook_smoothing(codebooks: Sequence[Tensor], spread: float) -> CodebookSmoothing:
+    """Smoothing tables of the codebook (codes, code_dim) of each level.
 
     Weights decrease exponentially with the squared distance; the unit is `spread` times the median squared distance
-    between nearest neighbours.
+    between nearest neighbours of the same level.
     """
+    codes, weights = zip(*(_neighbours(codebook, spread) for codebook in codebooks), strict=True)
+    return CodebookSmoothing(torch.stack(codes), torch.stack(weights))
+
+
+def _neighbours(codebook: Tensor, spread: float) -> tuple[Tensor, Tensor]:
     device, codebook = codebook.device, codebook.detach().to("cpu", torch.float64)
     neighbours = min(MAX_NEIGHBOURS, len(codebook))
     near = [
@@ -67,14 +84,13 @@ def codebook_smoothing(codebook: Tensor, spread: float) -> CodebookSmoothing:
             "loss.codebook_smoothing: half of the tokenizer's codes are identical, which leaves no scale of "
             "distances; set it to 0"
         )
-    return CodebookSmoothing(codes.to(device), (-distances / unit).softmax(-1).float().to(device))
+    return codes.to(device), (-distances / unit).softmax(-1).float().to(device)
 
 
-def check_codebook_smoothing(spread: float, levels: int | None) -> None:
-    """Refuse `loss.codebook_smoothing` for a tokenizer with several quantizers (`levels`), before data is read."""
-    if spread and levels != 1:
-        found = "there is none" if levels is None else f"this one has {levels}"
+def check_codebook_smoothing(spread: float, has_tokenizer: bool) -> None:
+    """Refuse `loss.codebook_smoothing` without a tokenizer, before data is read."""
+    if spread and not has_tokenizer:
         raise UsageError(
-            f"loss.codebook_smoothing={spread:g} needs a tokenizer with model.num_quantizers=1 ({found}); "
-            "set loss.codebook_smoothing=0"
+            f"loss.codebook_smoothing={spread:g} needs a tokenizer, whose codebook it takes the distances of codes "
+            "from; name it with --tokenizer RUN, or set loss.codebook_smoothing=0"
         )

@@ -59,6 +59,8 @@ class _TokenTransformer(nn.Module):
         self.embedding = nn.Embedding(config.num_codes + 1, config.dim)
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SCALE)
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
+        if config.code_patch_size == "auto":
+            raise UsageError("model.code_patch_size=auto is chosen by a run for its tokenizer; give numbers, or null")
         self.merging = CodePatches(config.code_patch_size, config.dim) if config.code_patch_size is not None else None
         position_grid = config.grid if self.merging is None else self.merging.patch_grid(config.grid)
         self.transformer = Transformer(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import ClassVar, TypeVar
 
 from torch import nn
 
@@ -14,10 +15,35 @@ from quintet.sampling import masked
 
 ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
 
+MIN_SIDE = 8
+"""Smallest number of rows and columns that are grouped in twos: fewer positions leave too little to attend to."""
+
+
+def auto_patch_size(grid: Sequence[int], num_time_axes: int) -> tuple[int, ...] | None:
+    """The size of patches of codes for `model.code_patch_size=auto`, or None for one position per code.
+
+    The axes of `grid` are `num_time_axes` of time, rows, columns, and for a residual quantizer the quantizers.
+    """
+    sides = range(num_time_axes, num_time_axes + 2)
+    size = tuple(
+        2 if axis in sides and length % 2 == 0 and length >= MIN_SIDE else 1 for axis, length in enumerate(grid)
+    )
+    return None if max(size) == 1 else size
+
 
 class MaskGitPipeline(TextGenerator[ConfigT]):
     exported = "maskgit"
     auxiliary_modules = ("critic",)
+    num_time_axes: ClassVar[int] = 0
+    """Number of axes of the grid of codes before its rows and columns."""
+
+    @classmethod
+    def fit(cls, config: ConfigT, frozen: Frozen) -> ConfigT:
+        config = super().fit(config, frozen)
+        if config.model.code_patch_size != "auto" or config.model.grid is None:
+            return config
+        size = auto_patch_size(config.model.grid, cls.num_time_axes)
+        return config.changed({"model.code_patch_size": None if size is None else list(size)})
 
     @classmethod
     def build_modules(cls, config: ConfigT, frozen: Frozen) -> dict[str, nn.Module]:

@@ -18,6 +18,7 @@ from quintet.common import files
 from quintet.data.index.folder import METADATA_NAMES
 from quintet.data.index.marker import MARKER, write_marker
 from quintet.errors import UsageError
+from quintet.synthetic.workers import call_for_all
 
 MINIMUM_SIZE = 32
 """Minimum side of images and video, in pixels."""
@@ -84,10 +85,12 @@ def write_items(
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         (temporary / file_name).parent.mkdir(parents=True)
-        rows = []
-        for index in range(metadata["num"]):
+
+        def write_row(index: int) -> dict[str, Any]:
             name = file_name.format(index)
-            rows.append({"file_name": name, **write(index, temporary / name)})
+            return {"file_name": name, **write(index, temporary / name)}
+
+        rows = call_for_all(write_row, metadata["num"])
         write_marker(temporary, dict(metadata))
         files.replace_text(temporary / METADATA_NAMES[0], "".join(json.dumps(row) + "\n" for row in rows))
         if not exists:

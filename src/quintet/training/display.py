@@ -20,8 +20,8 @@ MAX_SHOWN = 5
 
 
 class Display:
-    """Shows step, steps per second, time left, memory, losses and the last validation. A silent display (other ranks,
-    tests) prints nothing.
+    """Shows step, steps per second, time left, tokens and FLOPs per second, memory, losses and the last validation. A
+    silent display (other ranks, tests) prints nothing.
 
     On a terminal the display is three lines that are updated in place; elsewhere it is one line per logging step.
     Errors of the console (a redirect to a full disk, a closed terminal) are ignored.
@@ -55,6 +55,12 @@ class Display:
         with suppress(OSError):
             self._live.start()
 
+    def set_total(self, total: int) -> None:
+        """Show another number of steps from now on."""
+        self._total = total
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=total)
+
     def _lines(self) -> Group:
         from rich.console import Group
         from rich.text import Text
@@ -70,9 +76,12 @@ class Display:
                 self._bar.update(self._task, completed=step)
             else:
                 self._losses = summary(metrics)
-                self._bar.update(self._task, completed=step, pace=f"{self.pace(step)}  {gigabytes(memory)}")
+                self._bar.update(self._task, completed=step, pace=self._speed(step, metrics, memory))
         elif metrics is not None and not self.silent:
-            self.note(f"step {step}/{self._total}  {self.pace(step)}  {gigabytes(memory)}  {summary(metrics)}")
+            self.note(f"step {step}/{self._total}  {self._speed(step, metrics, memory)}  {summary(metrics)}")
+
+    def _speed(self, step: int, metrics: Mapping[str, float], memory: int) -> str:
+        return "  ".join([self.pace(step), *throughput(metrics), gigabytes(memory)])
 
     def show_validation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show validation metrics, codebook usage first: a summary on a terminal, all metrics elsewhere."""
@@ -111,6 +120,24 @@ def summary(metrics: Mapping[str, float]) -> str:
     shown = [name for name in metrics if not name.startswith(("train/time", "train/rate"))]
     shown.sort(key=lambda name: 2 if name.endswith("gradient_norm") else 0 if name.endswith("/loss") else 1)
     return format_metrics({name: metrics[name] for name in shown[:MAX_SHOWN]})
+
+
+def throughput(metrics: Mapping[str, float]) -> list[str]:
+    """Tokens per second, FLOP/s and the fraction of the peak (MFU), as far as they are known."""
+    rates = {name.removeprefix("train/rate/"): value for name, value in metrics.items()}
+    tokens, flops, mfu = (rates.get(name) for name in ("tokens_per_second", "flops_per_second", "mfu"))
+    shown = [] if tokens is None else ["{}{} tokens/s".format(*with_prefix(tokens))]
+    if flops is not None:
+        shown.append("{} {}FLOP/s".format(*with_prefix(flops)) + ("" if mfu is None else f" ({mfu:.0%} of peak)"))
+    return shown
+
+
+def with_prefix(number: float) -> tuple[str, str]:
+    """Three digits and a unit prefix: `12.3` and `k` for 12_345."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g}", prefix
+    return f"{number:.3g}", ""
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

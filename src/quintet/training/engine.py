@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,25 +23,16 @@ from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from quintet.common import collectives, streams
+from quintet.common import collectives, launched, streams
 from quintet.common.device import Device
 from quintet.common.memory import is_out_of_memory
-from quintet.common.rank import RankInfo
+from quintet.common.rank import RankInfo, check_world
 from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
-from quintet.errors import LostContactError, RunError, UsageError
+from quintet.errors import LostContactError, RunError
 from quintet.training.distributed import sharding
 from quintet.training.distributed.rendezvous import rendezvous
 from quintet.training.distributed.watchdog import HangWatchdog
-
-
-def check_world(config: EngineConfig, world_size: int) -> None:
-    """Raise `UsageError` if `engine.world_size` is set and differs from the number of processes."""
-    if config.world_size is not None and config.world_size != world_size:
-        raise UsageError(
-            f"engine.world_size={config.world_size}, but the launcher started {world_size} "
-            f"process{'es' if world_size > 1 else ''}; use `torchrun --nproc_per_node {config.world_size}`"
-        )
 
 
 def may_be_restarted(environment: Mapping[str, str] = os.environ) -> bool:
@@ -89,6 +80,13 @@ class Engine(Device):
         kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         return kind if self.world_size == 1 else f"{self.world_size} x {kind}"
 
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """The data type of matrix products in the forward and backward pass."""
+        with self.autocast():
+            kind = self.device.type
+            return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
+
     def memory_in_use(self) -> int:
         """Peak memory in bytes: of the CUDA device, or of the process on other devices."""
         if self.device.type == "cuda":
@@ -102,7 +100,7 @@ class Engine(Device):
         try:
             # An explicit rendezvous: `timeout` is for running processes, and processes may start at different times.
             patience = max(timeout, RENDEZVOUS_TIMEOUT)
-            store, _, _ = next(torch_rendezvous("env://", rank_info.rank, rank_info.world_size, timeout=patience))
+            store = _open_store(rank_info, patience)
             attempt = rendezvous(store, rank_info.rank, rank_info.world_size, patience)
             dist.init_process_group(
                 backend,
@@ -207,6 +205,18 @@ class Engine(Device):
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 """Minimum timeout of the rendezvous: processes may start and list the data at different speeds."""
+
+
+def _open_store(rank_info: RankInfo, timeout: timedelta) -> Any:
+    """The rendezvous store at MASTER_ADDR and MASTER_PORT, which rank 0 or the launcher hosts."""
+    listener = launched.store_socket()
+    if listener is None:
+        store, _, _ = next(torch_rendezvous("env://", rank_info.rank, rank_info.world_size, timeout=timeout))
+        return store
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        *address, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener
+    )
 
 
 def _start_watchdog(rank_info: RankInfo, attempt: str) -> HangWatchdog:

@@ -88,7 +88,10 @@ class MaskGitTask(Task[ConfigT]):
     def codebook_smoothing(self) -> CodebookSmoothing | None:
         """Soft targets over similar codes, computed on first use."""
         spread = self.config.loss.codebook_smoothing
-        return codebook_smoothing(self.frozen["tokenizer"].model.quantizer.all_vectors(), spread) if spread else None
+        if not spread:
+            return None
+        quantizer = self.frozen["tokenizer"].model.quantizer
+        return codebook_smoothing([quantizer.all_vectors(level) for level in range(quantizer.levels)], spread)
 
     @abstractmethod
     def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
@@ -162,8 +165,13 @@ class MaskGitTask(Task[ConfigT]):
 
     def prediction_loss(self, output: Output) -> Loss:
         """Cross-entropy of the predicted codes, without a critic."""
-        target = output["codes"][output["hidden"]]
-        return token_loss(output["logits"], target, self.config.loss.label_smoothing, self.codebook_smoothing)
+        hidden, smoothing = output["hidden"], self.codebook_smoothing
+        target = output["codes"][hidden]
+        levels: Tensor | int = 0
+        if smoothing is not None and smoothing.levels > 1:
+            # The levels of a position follow each other.
+            levels = hidden.nonzero()[:, 1] % smoothing.levels
+        return token_loss(output["logits"], target, self.config.loss.label_smoothing, smoothing, levels)
 
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Binary classification of predicted tokens: does a token differ from the original code?"""
@@ -212,17 +220,21 @@ def refuse_untrained(untrained: bool) -> None:
 
 
 def token_loss(
-    logits: Tensor, target: Tensor, label_smoothing: float, codebook_smoothing: CodebookSmoothing | None = None
+    logits: Tensor,
+    target: Tensor,
+    label_smoothing: float,
+    codebook_smoothing: CodebookSmoothing | None = None,
+    levels: Tensor | int = 0,
 ) -> Loss:
     """Cross-entropy and accuracy over the masked codes of all ranks.
 
-    `logits` (tokens, codes), `target` (tokens,)."""
+    `logits` (tokens, codes), `target` (tokens,), `levels` (tokens,) or one level for all."""
     # Also for argmax, which is four times slower in bf16 on a CPU.
     logits = at_least_fp32(logits)
     if codebook_smoothing is None:
         each = F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
     else:
-        each = codebook_smoothing.loss(logits.log_softmax(-1), target)
+        each = codebook_smoothing.loss(logits.log_softmax(-1), target, levels)
     all_tokens = torch.ones_like(each, dtype=torch.bool)
     right = (logits.argmax(-1) == target).to(each.dtype)
     loss = collectives.mean_over_ranks(each, all_tokens)

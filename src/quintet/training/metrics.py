@@ -60,11 +60,13 @@ class Stopwatch:
         yield
         self._began += time.perf_counter() - began
 
-    def read(self, batch_size: int) -> dict[str, float]:
-        """Items per second, and the fractions of time spent waiting for data and on overhead; resets the stopwatch."""
+    def read(self, batch_size: int, totals: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Items per second, each of `totals` per second, and the fractions of time spent waiting for data and on
+        overhead; resets the stopwatch."""
         elapsed = max(time.perf_counter() - self._began, 1e-9)
         values = {
             "rate/items_per_second": self._steps * batch_size / elapsed,
+            **{f"rate/{name}_per_second": total / elapsed for name, total in (totals or {}).items()},
             "time/waiting_for_data": self._waiting / elapsed,
             "time/overhead": 1 - self._computing / elapsed,
         }

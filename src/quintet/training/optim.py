@@ -6,13 +6,15 @@ State is saved by parameter name, never by position, so that a resumed run canno
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from quintet.common import collectives
 from quintet.config import OptimizerConfig
 from quintet.errors import CheckpointError
 from quintet.training.distributed.sharding import copy_into, full_tensor
@@ -51,6 +53,8 @@ class Muon(torch.optim.AdamW):
     """
 
     MOMENTUM = 0.95
+    product_dtype: torch.dtype | None = None
+    """The data type of the products that orthogonalise a matrix; None: that of the matrix."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -65,8 +69,10 @@ class Muon(torch.optim.AdamW):
         by_shape: dict[torch.Size, list[tuple[dict[str, Any], nn.Parameter]]] = defaultdict(list)
         for group, parameter in matrices:
             by_shape[parameter.shape].append((group, parameter))
-        for members in by_shape.values():
-            self._muon_step(members)
+        momenta = [self._next_momenta(members) for members in by_shape.values()]
+        updates = orthogonal_over_ranks(momenta, self.product_dtype)
+        for members, update in zip(by_shape.values(), updates, strict=True):
+            _apply(members, update)
         # AdamW skips parameters without a gradient.
         for _, parameter in matrices:
             parameter.grad = None
@@ -74,16 +80,21 @@ class Muon(torch.optim.AdamW):
         for (_, parameter), gradient in zip(matrices, gradients, strict=True):
             parameter.grad = gradient
 
-    def _muon_step(self, matrices: list[tuple[dict[str, Any], nn.Parameter]]) -> None:
-        """One batched update of matrices of equal shape."""
+    def _next_momenta(self, matrices: list[tuple[dict[str, Any], nn.Parameter]]) -> Tensor:
+        """Update the momenta of matrices of equal shape; returns the Nesterov momenta (matrices, rows, columns).
+
+        A convolution kernel is a matrix of output channels by input channels and positions."""
         gradients = torch.stack([parameter.grad for _, parameter in matrices])  # type: ignore[misc]
         moments = [_moment(self, parameter) for _, parameter in matrices]
         torch._foreach_lerp_(moments, list(gradients), 1 - self.MOMENTUM)
-        updates = orthogonal(gradients.lerp(torch.stack(moments), self.MOMENTUM))
-        scale = max(1.0, updates.shape[1] / updates.shape[2]) ** 0.5
-        for (group, parameter), update in zip(matrices, updates, strict=True):
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(update, alpha=-group["lr"] * scale)
+        return gradients.lerp(torch.stack(moments), self.MOMENTUM).flatten(2)
+
+
+def _apply(matrices: list[tuple[dict[str, Any], nn.Parameter]], updates: Tensor) -> None:
+    scale = max(1.0, updates.shape[1] / updates.shape[2]) ** 0.5
+    for (group, parameter), update in zip(matrices, updates, strict=True):
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(update.view_as(parameter), alpha=-group["lr"] * scale)
 
 
 def _moment(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
@@ -100,12 +111,53 @@ LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Orthogonalise matrices (batch, rows, columns): same singular vectors, singular values of about 1."""
+BF16_RESTART = 2
+"""Iteration after which the Gram matrix is computed again in bf16."""
+
+
+def orthogonal(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Orthogonalise matrices (batch, rows, columns): same singular vectors, singular values of about 1.
+
+    With `dtype` the products are computed in that precision, by default in that of the matrices."""
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
-    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    result = _newton_schulz_gram(wide) if wide.shape[2] >= 2 * wide.shape[1] else _newton_schulz(wide)
+    wide = (wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype or matrices.dtype)
+    if wide.shape[2] < 2 * wide.shape[1]:
+        result = _newton_schulz(wide)
+    elif wide.dtype == torch.bfloat16:
+        # Rounding makes some eigenvalues of the Gram matrix of a low-rank matrix negative, and every iteration
+        # multiplies those by about 12, so that the update would explode. A new Gram matrix has none of that size.
+        result = _newton_schulz_gram(_newton_schulz_gram(wide, BF16_RESTART), ITERATIONS - BF16_RESTART)
+    else:
+        result = _newton_schulz_gram(wide, ITERATIONS)
+    result = result.to(matrices.dtype)
     return result if matrices.shape[1] <= matrices.shape[2] else result.mT
+
+
+def orthogonal_over_ranks(stacks: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """`orthogonal` of each stack (matrices, rows, columns), which is the same on all ranks.
+
+    The ranks divide the matrices between them, because this work would not shrink with their number otherwise.
+    """
+    if not stacks or not collectives.is_distributed():
+        return [orthogonal(stack, dtype) for stack in stacks]
+    world_size, rank = collectives.world_size(), collectives.rank()
+
+    def part(number: int, owner: int) -> slice:
+        """The matrices of stack `number` that rank `owner` computes; the first rank differs from stack to stack."""
+        return slice((owner + number) % world_size, None, world_size)
+
+    own = [orthogonal(stack[part(number, rank)], dtype).flatten() for number, stack in enumerate(stacks)]
+    flat = torch.cat(own)
+    lengths = [
+        sum(stack[part(number, owner)].numel() for number, stack in enumerate(stacks)) for owner in range(world_size)
+    ]
+    rows = collectives.gather_rows(F.pad(flat, (0, max(lengths) - len(flat)))[None])
+    results = [torch.empty_like(stack) for stack in stacks]
+    for owner, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        parts = [result[part(number, owner)] for number, result in enumerate(results)]
+        for target, found in zip(parts, row[:length].split([each.numel() for each in parts]), strict=True):
+            target.copy_(found.view_as(target))
+    return results
 
 
 def _newton_schulz(wide: Tensor) -> Tensor:
@@ -116,12 +168,12 @@ def _newton_schulz(wide: Tensor) -> Tensor:
     return wide
 
 
-def _newton_schulz_gram(wide: Tensor) -> Tensor:
+def _newton_schulz_gram(wide: Tensor, iterations: int) -> Tensor:
     """The same result for wide matrices: every factor is a polynomial of the small Gram matrix, so that the factors are
     multiplied first."""
     gram = wide @ wide.mT
     product = factor = _factor(gram)
-    for _ in range(ITERATIONS - 1):
+    for _ in range(iterations - 1):
         gram = factor @ gram @ factor
         factor = _factor(gram)
         product = factor @ product
@@ -144,10 +196,16 @@ def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> 
     }
 
 
-def make_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer:
-    """Weight decay applies to matrices and kernels, not to vectors (biases, norms, scales)."""
+def make_optimizer(
+    config: OptimizerConfig, parameters: Parameters, product_dtype: torch.dtype | None = None
+) -> Optimizer:
+    """Weight decay applies to matrices and kernels, not to vectors (biases, norms, scales).
+
+    `product_dtype` is the data type of matrix products in the run, in which Muon orthogonalises if it is bf16."""
     if config.name == "muon":
-        return _make_muon(config, parameters)
+        muon = _make_muon(config, parameters)
+        muon.product_dtype = product_dtype if product_dtype == torch.bfloat16 else None
+        return muon
     matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
     groups = [
@@ -163,10 +221,13 @@ def make_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer
 
 
 def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
-    """Muon updates the matrices of blocks only: embeddings and output layers are matrices too, but AdamW suits them."""
+    """Muon updates the matrices of blocks, and convolution kernels on request. Embeddings and output layers are
+    matrices too, but AdamW suits them."""
     kinds: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in parameters.items():
-        kinds[".blocks." in name and parameter.ndim == 2, parameter.ndim >= 2].append(parameter)
+        is_kernel = config.muon_kernels and name.endswith(".weight") and _is_wide_kernel(parameter)
+        is_orthogonal = is_kernel or (parameter.ndim == 2 and ".blocks." in name)
+        kinds[is_orthogonal, parameter.ndim >= 2].append(parameter)
     groups = [
         {
             "params": members,
@@ -178,6 +239,15 @@ def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
     ]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
     return Muon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+MIN_KERNEL_RANK = 16
+"""Kernels between fewer channels, such as those to pixels, are output layers."""
+
+
+def _is_wide_kernel(parameter: Tensor) -> bool:
+    """Whether this is the kernel of a convolution between many channels; a depthwise one has one input channel."""
+    return parameter.ndim > 2 and parameter.shape[1] > 1 and min(parameter.flatten(1).shape) >= MIN_KERNEL_RANK
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

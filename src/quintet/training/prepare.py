@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import quintet
+from quintet.common import collectives, rank
 from quintet.common.batch import Dataset
 from quintet.common.device import own_device
+from quintet.common.precision import choose_precision
 from quintet.common.weights import checkpoint
 from quintet.config import RunConfig, flatten
 from quintet.data.index.entry import no_training_items
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
-from quintet.training.engine import check_world
+from quintet.training.metrics import check_trackers
 from quintet.training.run_folder import Run
 from quintet.training.schedule import learning_rate
 from quintet.training.task import Task
@@ -26,6 +28,14 @@ def open_splits(task: Task[Any]) -> Splits:
     """The data splits of the configuration. If the data is encoded by a frozen tokenizer, that runs on the device."""
     frozen_to_device(task)
     return task.splits()
+
+
+def check_before_data(task: Task[Any]) -> None:
+    """All checks that need no data, which can take hours to encode."""
+    check_trackers(task.config.log.trackers)
+    check_task(task)
+    check_sharding(task)
+    check_processes(task, max(rank.RankInfo.from_environment().world_size, collectives.world_size()))
 
 
 def frozen_to_device(task: Task[Any]) -> None:
@@ -75,12 +85,7 @@ def check_task(task: Task[Any]) -> None:
 def check_processes(task: Task[Any], world_size: int) -> None:
     """Raise UsageError, before any data is read, if the batch size does not suit the processes or the task."""
     train, batch = task.config.train, task.config.train.batch_size
-    check_world(task.config.engine, world_size)
-    if batch % (world_size * train.grad_accum_steps):
-        raise UsageError(
-            f"train.batch_size={batch} is not divisible by {world_size} processes x "
-            f"train.grad_accum_steps={train.grad_accum_steps}"
-        )
+    rank.check_processes(task.config, world_size)
     if batch < task.traits.minimum_batch:
         raise UsageError(
             f"recipe {task.name} needs train.batch_size of at least {task.traits.minimum_batch} (got {batch}), because "
@@ -118,7 +123,7 @@ def check_data(task: Task[Any], splits: Splits, repeats_items: bool = False) -> 
 
 
 def resolve(config: RunConfig, num_items: int) -> RunConfig:
-    """Set `train.steps` and `optim.decay_steps` from data and epochs, so that resuming cannot change them."""
+    """Set `train.steps`, `optim.decay_steps` and `engine.launch`, so that resuming cannot change them."""
     resolved: dict[str, Any] = {}
     steps = config.train.steps
     if config.train.epochs is not None:
@@ -126,7 +131,31 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
         resolved["train.steps"] = steps
     if config.optim.decay_steps is None:
         resolved["optim.decay_steps"] = steps
+    if config.engine.launch == "auto":  # not started by the command line
+        resolved["engine.launch"] = 1
     return config.changed(resolved) if resolved else config
+
+
+def fix_precision(config: RunConfig) -> RunConfig:
+    """Replace `engine.precision=auto` by the precision of this device, so that resuming elsewhere cannot change it."""
+    engine = config.engine
+    if engine.precision != "auto":
+        return config
+    return config.changed({"engine.precision": choose_precision(engine.precision, own_device(engine).type)})
+
+
+def resumed_config(old: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run with changed keys; `engine.precision=auto` is the precision that it started with."""
+    new = old.changed(overrides)
+    return new.changed({"engine.precision": old.engine.precision}) if new.engine.precision == "auto" else new
+
+
+def change_length(config: RunConfig, step: int, steps: int) -> RunConfig:
+    """The configuration of a run that ends at another step, decided at `step`: the schedule ends there too."""
+    extensions = config.optim.decay_extensions
+    if steps != config.train.steps:
+        extensions = (*(pair for pair in extensions if pair[0] < step), (step, steps))
+    return config.changed({"train.steps": steps, "optim.decay_extensions": extensions})
 
 
 def extend_schedule(old: RunConfig, new: RunConfig, step: int) -> RunConfig:

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from quintet.common.logging import say_once
 from quintet.common.memory import building
+from quintet.common.rank import has_launcher
 from quintet.common.weights import checkpoint
 from quintet.config import RunConfig, build, data_path, refuse_changes
 from quintet.data.splits import Splits
@@ -18,7 +20,7 @@ from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_pipeline
 from quintet.training.edits import edited_keys
 from quintet.training.options import POSITIVE, Kind, expanded_signature, keys_from, known_options
-from quintet.training.prepare import extend_schedule, frozen_to_device
+from quintet.training.prepare import extend_schedule, frozen_to_device, resumed_config
 from quintet.training.run_folder import Run, next_folder
 from quintet.training.task import Task
 from quintet.training.trainer import Trainer
@@ -71,6 +73,7 @@ class PythonTrainer(Trainer):
             references = {name: pipeline.reference for name, pipeline in frozen.items()}
             config = build(self.config_class, preset=preset, overrides={**references, **keys})
             run = Run.new(out, config.FROZEN_KEYS)
+        _check_launch(config.engine.launch, resume)
         if model is not None and config.model != model.config:
             raise UsageError(
                 f"{trainer}: keys of model.* differ from those of the model; set them when you build the model"
@@ -147,13 +150,25 @@ def _is_path(data: Any) -> bool:
     return isinstance(data, (str, Path))
 
 
+def _check_launch(launch: int | str, resume: bool) -> None:
+    """`engine.launch` starts the command line again; a script of Python cannot be started again from here."""
+    if launch == 1:
+        return
+    if not resume and not has_launcher():
+        raise UsageError(
+            f"engine.launch={launch} works from the command line (`quintet train`); in Python, remove it and start the "
+            "script with `torchrun --nproc_per_node N`"
+        )
+    say_once("engine.launch", f"engine.launch={launch} is ignored: it works from the command line")
+
+
 def _resumed_config(schema: type[RunConfig], run: Run, keys: Mapping[str, Any]) -> RunConfig:
     """The saved configuration of a run, with the keys that a resumed run may change.
 
     The references to frozen models stay as saved; their hashes show whether they are the same models."""
     saved = build(schema, file=run.config_file)
     edited_keys(run, saved)
-    changed = saved.changed(keys)
+    changed = resumed_config(saved, keys)
     refuse_changes(saved, changed)
     steps = checkpoint.steps(run.checkpoints)
     return extend_schedule(saved, changed, checkpoint.step_of(steps[-1]) if steps else 0)

@@ -105,6 +105,9 @@ class Run:
     def restore(self, config: RunConfig, data: Mapping[str, Any]) -> None:
         """Write the files again without which a folder is not a run."""
         self.write_json(self.data_file, data)
+        self._write_config(config)
+
+    def _write_config(self, config: RunConfig) -> None:
         files.replace_text(self.config_file, with_hash(config.to_yaml()))
 
     # --- one writer ---------------------------------------------------------------------------------------
@@ -161,7 +164,7 @@ class Run:
                 if not (self.folder / name).exists():
                     checkpoint.write_folder(self.folder / name, contents)
             self.write_json(self.data_file, data)
-            files.replace_text(self.config_file, with_hash(config.to_yaml()))
+            self._write_config(config)
         except OSError as error:
             raise RunError(f"cannot write to the run folder {self.folder}: {error.strerror}") from None
 
@@ -174,6 +177,11 @@ class Run:
         state = {"status": status, "heartbeat": time.time(), "pid": os.getpid(), "host": socket.gethostname(), **values}
         # Not durable: a heartbeat is worthless after a power failure, and fsync at every logging step is slow.
         self.best_effort_write("state.json", lambda: self.write_json(self.state_file, state, durable=False))
+
+    def try_write_config(self, config: RunConfig) -> bool:
+        """Replace config.yaml during training; whether it could be written."""
+        self.best_effort_write("config.yaml", lambda: self._write_config(config))
+        return "config.yaml" not in self.lost_writes
 
     def update_data(self, record: Mapping[str, Any]) -> None:
         """Rewrite data.json with the unreadable items found during training."""

@@ -10,10 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from quintet.common import collectives
 from quintet.common.batch import Batch
 from quintet.common.memory import building, creating_state
-from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
 from quintet.common.weights.loading import Weights, copy_tensors
 from quintet.config import RunConfig
@@ -25,7 +23,7 @@ from quintet.training.display import Display
 from quintet.training.engine import Engine
 from quintet.training.guard import NonFiniteGuard, Saver
 from quintet.training.loader import LoadedBatch, Loader
-from quintet.training.metrics import Meter, Stopwatch, Tracker, check_trackers
+from quintet.training.metrics import Meter, Stopwatch, Tracker
 from quintet.training.order import Order
 from quintet.training.run_folder import Run, resume_command
 from quintet.training.schedule import Schedule, schedule_of
@@ -33,6 +31,7 @@ from quintet.training.signals import StopRequest
 from quintet.training.skipped import SkippedMessages
 from quintet.training.state import TrainingState, environment
 from quintet.training.task import Task
+from quintet.training.throughput import Throughput
 
 
 class TrainingSession:
@@ -50,22 +49,21 @@ class TrainingSession:
         resume: bool = False,
         force: bool = False,
         init: Weights | None = None,
+        engine: Engine | None = None,
         lr_schedule: Schedule | None = None,
         silent: bool = False,
     ) -> None:
-        config: RunConfig = task.config
+        config: RunConfig = prepare.fix_precision(task.config)
+        task.config = config
         self.task = task
         self.run = run
         # Before the process group: an error that all processes raise must not look like the death of one of them. And
         # before the data: encoding it can take hours.
-        check_trackers(config.log.trackers)
-        prepare.check_task(task)
-        prepare.check_sharding(task)
-        prepare.check_processes(task, max(RankInfo.from_environment().world_size, collectives.world_size()))
+        prepare.check_before_data(task)
         prepare.frozen_to_device(task)  # also if splits are passed in: the tokenizer decodes samples
         self.splits = splits or task.splits()
         prepare.check_data(task, self.splits, self.repeats_items)
-        self.engine = Engine(config.engine, config.train.seed)
+        self.engine = engine or Engine(config.engine, config.train.seed)
         self.display = Display(run.folder.name, silent or not self.engine.is_main)
         run.notify = self.display.note
         if self.engine.watchdog is not None:
@@ -85,6 +83,11 @@ class TrainingSession:
         self._skipped_messages = SkippedMessages()
         self._save_postponed = False
         self.stopwatch = Stopwatch()
+        # Inside of a compiled module, single operations cannot be seen.
+        self.throughput = Throughput(counts_flops=not self.config.engine.compile)
+        self.peak: float | None = None
+        """Peak FLOP/s of all processes, once it is measured."""
+        self._opened = time.perf_counter()
         try:
             self._resume(init, force) if resume else self._start(init)
         except (RuntimeError, MemoryError) as error:

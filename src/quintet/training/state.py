@@ -96,11 +96,12 @@ class TrainingState:
             # The EMA was copied before: sharded modules cannot be copied. Optimizers are created after sharding.
             engine.shard(task.modules)
             engine.shard(self.ema.modules if self.ema else {})
-        self.phases = [self._phase_state(phase) for phase in task.phases]
+        product_dtype = None if engine is None else engine.product_dtype
+        self.phases = [self._phase_state(phase, product_dtype) for phase in task.phases]
 
-    def _phase_state(self, phase: Phase) -> PhaseState:
+    def _phase_state(self, phase: Phase, product_dtype: torch.dtype | None) -> PhaseState:
         parameters = optim.named_parameters(self.task.modules, phase.modules)
-        optimizer = optim.make_optimizer(phase.optim, parameters)
+        optimizer = optim.make_optimizer(phase.optim, parameters, product_dtype)
         optimizer.zero_grad(set_to_none=True)  # a model may come with gradients of the user's own steps
         return PhaseState(phase, parameters, optimizer)
 

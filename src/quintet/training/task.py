@@ -119,6 +119,12 @@ class Task(ABC, Generic[ConfigT]):
         """The lengths of all items, if batches should contain items of similar length."""
         return None
 
+    def num_tokens(self, batch: Batch) -> int | None:
+        """Number of tokens (codes) in a training batch on the CPU, without padding, for tokens per second. None if its
+        items have no tokens."""
+        codes = batch.fields.get("codes")
+        return int((codes >= 0).sum()) if isinstance(codes, Tensor) else None
+
     # --- training -----------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -24,7 +24,8 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,30 @@ from quintet.common.weights.pretrained import pickle_hint
 from quintet.errors import RunError, UsageError
 from quintet.training.evaluate import evaluate, make_artifacts
 from quintet.training.guard import largest_moment
+from quintet.training.loader import LoadedBatch
 from quintet.training.metrics import Stopwatch, make_trackers
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
+from quintet.training.pace import Pace
+from quintet.training.peak import peak_flops
 from quintet.training.phase import Modules
-from quintet.training.prepare import data_record, schedule_notes, unreached_notes
+from quintet.training.prepare import change_length, data_record, schedule_notes, unreached_notes
 from quintet.training.run_folder import resume_command
+from quintet.training.schedule import schedule_of
 from quintet.training.session import TrainingSession
 from quintet.training.signals import StopRequest
 
 Logs = dict[str, Any]
 LogFunction = Callable[[Logs], None]
 
+PEAK_AFTER_SECONDS = 30.0
+"""Time after which the peak is measured: a short run does not wait for it, and has no MFU."""
+
 
 class Trainer(TrainingSession):
     """Trains a task in a run folder. A run is fully described by `task.config` and that folder."""
+
+    pace: Pace | None = None
+    """Corrects the number of steps of a new run with `--budget`; None for all others, also if such a run is resumed."""
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -70,10 +81,15 @@ class Trainer(TrainingSession):
         stopped = False
         try:
             self.write_state("running")
+            if self.pace is not None:
+                self.pace.start()
             while self.step < self.config.train.steps and not stopped:
                 logs = self.train_step()
                 stopped = bool(logs.pop("stop_requested")) and self.step < self.config.train.steps
-                logs.update(self.run_callbacks(final=stopped or self.step == self.config.train.steps))
+                with nullcontext() if self.pace is None else self.pace.after_step(self.step):
+                    logs.update(self.run_callbacks(final=stopped or self.step == self.config.train.steps))
+                if self.pace is not None and self.pace.next_step <= self.step < self.config.train.steps and not stopped:
+                    self._correct_length(self.pace)
                 if log_fn is not None:
                     log_fn(logs)
             self.write_state("stopped" if stopped else "finished")
@@ -91,6 +107,25 @@ class Trainer(TrainingSession):
                 f"stopped at step {self.step} by {self._stop.cause}; continue with `{resume_command(self.run.folder)}`"
             )
 
+    def _correct_length(self, pace: Pace) -> None:
+        """End the run with its budget: from this step on, the schedule ends at another step."""
+        known = self.config.train.steps
+        steps, each = pace.plan(self.step, known)
+        steps = self.engine.from_main(steps)
+        config = change_length(self.config, self.step, steps)
+        # Recorded before it is used: a run that is killed now is resumed with it.
+        if self.engine.from_main(not self.engine.is_main or self.run.try_write_config(config)):
+            unreached = self.config.unreached_keys().keys()
+            self.config = self.task.config = config
+            self.lr_schedule = schedule_of(config.optim)
+            self.display.set_total(steps)
+            self._stream = self._stream if steps <= known else None
+            self.print(f"budget: {each:.3g} s per step; train.steps: {known} -> {steps}")
+            # Once, and not at each correction.
+            for note in unreached_notes(config) if config.unreached_keys().keys() - unreached else []:
+                self.print(note)
+        pace.planned(self.step, self.config.train.steps)
+
     def open_outputs(self) -> None:
         """Start the trackers and the progress display."""
         if self.engine.is_main and not self.trackers:
@@ -100,6 +135,7 @@ class Trainer(TrainingSession):
             for note in [*unreached_notes(self.config), *self._schedule_notes()]:
                 self.print(note)
         self.stopwatch = Stopwatch()
+        self._opened = time.perf_counter()
 
     def _schedule_notes(self) -> list[str]:
         return [] if self.has_own_schedule else schedule_notes(self.config, self.step)
@@ -121,11 +157,13 @@ class Trainer(TrainingSession):
         if self._stream is None:
             loader = self._loader(self.splits.train)
             self._stream = loader.training(self._order(), self.step, self.last_step, config.grad_accum_steps)
-        batches = [self._to_device(next(self._stream)) for _ in range(config.grad_accum_steps)]
+        loaded = [next(self._stream) for _ in range(config.grad_accum_steps)]
+        batches = [self._to_device(each) for each in loaded]
         ready = time.perf_counter()
         step = self.step
-        report = self.task.backward(batches, self.modules, self.engine, step)
         active = [state for state in self.state.phases if state.phase.active(step)]
+        with self.throughput.step(tuple(state.phase.name for state in active), *self._size(loaded)):
+            report = self.task.backward(batches, self.modules, self.engine, step)
         norms = {state.phase.name: gradient_norm(state.parameters) for state in active}
         moments = [moment for state in active if (moment := largest_moment(state.optimizer)) is not None]
         values = [*report.metrics.values(), *norms.values(), *moments]
@@ -147,6 +185,12 @@ class Trainer(TrainingSession):
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
         self.stopwatch.step(waiting=ready - began, computing=computed - ready)
         return {**report.metrics, "step": self.step, "stop_requested": self._stop.agreed}
+
+    def _size(self, loaded: Sequence[LoadedBatch]) -> tuple[int, int | None]:
+        """The number of items and of tokens in the micro-batches of this rank, which are not on the device yet."""
+        tokens = [self.task.num_tokens(each.batch) for each in loaded]
+        known = [number for number in tokens if number is not None]
+        return sum(len(each.batch) for each in loaded), sum(known) if len(known) == len(tokens) else None
 
     def _apply(self, norms: Mapping[str, Tensor], statistics: Statistics, step: int) -> None:
         """Apply an accepted step: optimizers, then `after_step`, then the EMA."""
@@ -217,14 +261,25 @@ class Trainer(TrainingSession):
     def _log(self) -> dict[str, float]:
         metrics = {f"train/{name}": value for name, value in self.meter.read().items()}
         metrics["train/lr"] = self.lr_schedule(self.step - 1)
-        metrics.update(
-            {f"train/{name}": value for name, value in self.stopwatch.read(self.config.train.batch_size).items()}
-        )
+        metrics.update({f"train/{name}": value for name, value in self._rates().items()})
         self._gather_skipped()
         self.log(**metrics)
         self.display.update(self.step, metrics, self.engine.memory_in_use())
         self.write_state("running")
         return metrics
+
+    def _rates(self) -> dict[str, float]:
+        """Items, tokens and FLOPs per second of all ranks, and the MFU; fractions of time."""
+        rates = self.stopwatch.read(self.config.train.batch_size, self.throughput.read(self.engine.device))
+        flops = rates.get("rate/flops_per_second")
+        if flops is not None and self.engine.is_main:
+            if self.peak is None and time.perf_counter() - self._opened > PEAK_AFTER_SECONDS:
+                with self.stopwatch.paused():
+                    peak = peak_flops(self.engine.device, self.engine.product_dtype)
+                self.peak = math.inf if peak is None else peak * self.engine.world_size
+            if self.peak is not None and self.peak < math.inf:
+                rates["rate/mfu"] = flops / self.peak
+        return rates
 
     def _gather_skipped(self) -> None:
         """Add the unreadable items of all ranks to `data.json`."""

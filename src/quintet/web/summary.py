@@ -38,7 +38,8 @@ def summarise(run_dir: RunDir, label: str) -> dict[str, Any]:
 
 _UNREADABLE: dict[str, Any] = {
     **dict.fromkeys(("recipe", "device", "host"), ""),
-    **dict.fromkeys(("steps", "rate", "items_rate", "left", "best", "heartbeat")),
+    **dict.fromkeys(("steps", "rate", "left", "best", "heartbeat")),
+    "rates": {},
     "step": 0,
 }
 
@@ -56,7 +57,6 @@ def _summarise(run_dir: RunDir, label: str) -> dict[str, Any]:
     steps = to_int(state.get("steps"))
     status, note = _status(state, rows)
     left = (steps - step) / rate if status == "running" and rate and steps and steps > step else None
-    items = training[-1].get("train/rate/items_per_second") if training else None
     return {
         "id": label,
         "recipe": text(state.get("recipe")) or _recipe(run_dir),
@@ -65,7 +65,7 @@ def _summarise(run_dir: RunDir, label: str) -> dict[str, Any]:
         "step": step,
         "steps": steps,
         "rate": _number(rate),
-        "items_rate": items if isinstance(items, float) and math.isfinite(items) else None,
+        "rates": _rates(training[-1]) if training else {},
         "left": _number(left),
         "best": _best(state.get("best")),
         "device": text(state.get("device")) or "",
@@ -107,6 +107,13 @@ def _rate(rows: list[dict[str, Any]]) -> float | None:
         if after["time"] > before["time"] and after["step"] > before["step"]
     ]
     return statistics.median(rates) if rates else None
+
+
+def _rates(row: dict[str, Any]) -> dict[str, float]:
+    """Items, tokens and FLOPs per second and the fraction of the peak (`mfu`), as far as a row has them."""
+    names = ("items_per_second", "tokens_per_second", "flops_per_second", "mfu")
+    found = {name: _number(row.get(f"train/rate/{name}")) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _status(state: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[str, str]:

@@ -38,6 +38,7 @@ TINY = {
 KINDS: dict[str, dict[str, Any]] = {
     **{name: {"quantizer": name} for name in ("vq", "lfq", "fsq")},
     "shortcut": {"shortcut": True, "codebook_size": 64},
+    "prediction": {"shortcut": True, "temporal_prediction": True, "codebook_size": 64},
     "filter": {"filter_dim": 8, "filter_blocks": 2, "codebook_size": 64},
 }
 
@@ -50,7 +51,7 @@ def make(**keys: Any) -> CViViT:
             torch.nn.init.normal_(weight)
     with torch.no_grad():
         # More vectors than codes: between two equal codes rounding would decide, which differs between processors.
-        model.quantizer.init_from_data(model.latents(clip(9, 16)).flatten(0, 2), seed=0)
+        model.quantizer.init_from_data(model.residuals(clip(9, 16)).flatten(0, 2), seed=0)
     return model
 
 
@@ -403,11 +404,8 @@ def stripes(batch: int, frames: int) -> Tensor:
     return (0.5 + (gray - 0.5) / 2 + edge * height / 4 + later * (fade - 0.5) / 4).expand(batch, 3, frames, 16, 24)
 
 
-def test_shortcut_starts_as_the_principal_components_of_the_first_clips() -> None:
-    """Clips with three degrees of freedom pass unchanged through three dimensions; an image equals a still clip."""
-    keys = {"model.shortcut": True, "model.quantizer": "vq", "model.dim": 8, "model.codebook_size": 8}
-    task = make_task(**keys)
-    clips = stripes(64, 9)
+def init_from_clips(task: CViViTTask, clips: Tensor) -> None:
+    """Initialise the tokenizer of a task from clips (multiple of 16, 3, frames, height, width)."""
     batches = [
         Batch(
             task.collate([{"videos": clip} for clip in clips[start : start + 16]]),
@@ -415,9 +413,17 @@ def test_shortcut_starts_as_the_principal_components_of_the_first_clips() -> Non
             ItemRNG(0, [0] * 16, range(16)),
             torch.float64,
         )
-        for start in range(0, 64, 16)
+        for start in range(0, len(clips), 16)
     ]
     task.init_from_data(task.modules, batches, Engine(task.config.engine))
+
+
+def test_shortcut_starts_as_the_principal_components_of_the_first_clips() -> None:
+    """Clips with three degrees of freedom pass unchanged through three dimensions; an image equals a still clip."""
+    keys = {"model.shortcut": True, "model.quantizer": "vq", "model.dim": 8, "model.codebook_size": 8}
+    task = make_task(**keys)
+    clips = stripes(64, 9)
+    init_from_clips(task, clips)
     model, fresh = task.model, stripes(4, 5)
     with torch.no_grad():
         latents = model.latents(fresh)
@@ -428,6 +434,43 @@ def test_shortcut_starts_as_the_principal_components_of_the_first_clips() -> Non
         torch.testing.assert_close(vectors[:, :1].expand_as(vectors), vectors, rtol=0, atol=1e-9)
         torch.testing.assert_close(model.decode_vectors(vectors), still, rtol=0, atol=1e-6)
         assert (model.decode(model.encode(clips)) - clips).abs().mean() < 0.05
+
+
+def predicting_task() -> CViViTTask:
+    keys = {"model.shortcut": True, "model.temporal_prediction": True, "model.quantizer": "vq", "model.dim": 8}
+    task = make_task(**keys, **{"model.codebook_size": 8})
+    init_from_clips(task, stripes(64, 9))
+    return task
+
+
+def test_a_latent_frame_is_predicted_to_show_the_last_decoded_frame() -> None:
+    model, video = predicting_task().model, stripes(4, 5)
+    with torch.no_grad():
+        predicted = model.prediction(model.latents(video))
+        shown = model.decode_vectors(predicted)
+    torch.testing.assert_close(shown[:, :, 1:3], video[:, :, 2:3].expand(-1, -1, 2, -1, -1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(shown[:, :, 3:], video[:, :, 4:].expand(-1, -1, 2, -1, -1), rtol=0, atol=1e-6)
+
+
+def test_what_stands_still_becomes_sharper_with_each_latent_frame() -> None:
+    model = predicting_task().model
+    still = stripes(16, 1).expand(-1, -1, 9, -1, -1)
+    with torch.no_grad():
+        errors = (model.decode(model.encode(still)) - still).square().mean((0, 1, 3, 4))
+    by_latent_frame = torch.stack([errors[0], *errors[1:].view(4, 2).mean(1)])
+    assert (by_latent_frame.diff() < 0).all()
+    assert by_latent_frame[-1] < by_latent_frame[0] / 2
+
+
+def test_a_prediction_passes_gradients_to_the_encoder_as_if_nothing_were_quantized() -> None:
+    model = make(shortcut=True, temporal_prediction=True, codebook_size=64)
+    model(clip(5)).videos.sum().backward()
+    with_prediction = model.tubes_in.weight.grad
+    vectors = model.accumulated(model.quantizer.codes_to_vectors(model.encode(clip(5)).flatten(1)).view(2, 3, 6, 16))
+    model.zero_grad()
+    latents = model.latents(clip(5))
+    model.decode_vectors(vectors.detach() + latents - latents.detach()).sum().backward()
+    torch.testing.assert_close(with_prediction, model.tubes_in.weight.grad)
 
 
 def test_codes_of_a_shortcut_start_as_means_of_many_patches() -> None:

@@ -345,3 +345,31 @@ def test_the_readme_form_gives_no_notice(folder: Path, tmp_path: Path) -> None:
         warnings.simplefilter("error")
         trainer = VQGanVAETrainer(small_vae(), data=str(folder), out=tmp_path / "run", steps=1, batch_size=4)
     trainer.close()
+
+
+# --- the shortcut ---------------------------------------------------------------------------------------------------
+
+
+def two_halves(count: int) -> Tensor:
+    """Images with two degrees of freedom: a gray level, and a step between the halves of each patch of 4 pixels."""
+    gray, height = torch.rand(2, count, 1, 1, 1, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    edge = (torch.arange(16) % 4 < 2).double() - 0.5
+    return (0.25 + gray / 2 + edge * height / 4).expand(count, 3, 16, 16)
+
+
+def test_shortcut_starts_as_the_principal_components_of_the_first_images() -> None:
+    task = make_task(**{"model.shortcut": True, "model.codebook_size": 16})
+    images = two_halves(64)
+    batches = [
+        Batch({"images": part}, tuple(map(str, range(16))), ItemRNG(0, [0] * 16, range(16)), torch.float64)
+        for part in (images * 255).round().to(torch.uint8).split(16)
+    ]
+    task.init_from_data(task.modules, batches, Engine(task.config.engine))
+    model, fresh = task.model, two_halves(4)
+    with torch.no_grad():
+        latents = model.latent_map(fresh)
+        decoded = model.decode_vectors(latents.flatten(2).mT, latents.shape[-2:])
+        torch.testing.assert_close(decoded, fresh, rtol=0, atol=0.01)
+        assert (model.decode(model.encode(images)) - images).abs().mean() < 0.05
+    assert make_task(**{"model.shortcut": False}).num_init_batches == 1
+    assert task.num_init_batches > 1

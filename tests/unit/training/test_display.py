@@ -30,6 +30,17 @@ def test_without_a_terminal_the_display_prints_plain_lines(capsys: pytest.Captur
     assert second == "[a] note"
 
 
+def test_the_display_shows_tokens_and_flops_per_second(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display("run")
+    display.start(0, 100)
+    speed = {"train/rate/tokens_per_second": 12_345.0, "train/rate/flops_per_second": 4.56e10}
+    display.update(20, {**FIGURES, **speed}, 2**30)
+    display.update(40, {**FIGURES, **speed, "train/rate/mfu": 0.4567}, 2**30)
+    early, late = capsys.readouterr().err.splitlines()
+    assert " left  12.3k tokens/s  45.6 GFLOP/s  1.00 GB  generator/loss 0.5" in early
+    assert "  45.6 GFLOP/s (46% of peak)  1.00 GB  " in late
+
+
 def everything_of(terminal: int) -> bytes:
     """Everything written to a terminal whose other end is closed; a single read may return only part of it."""
     parts = []

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from quintet.config import OptimConfig, OptimizerConfig, PhaseOptimConfig
 from quintet.errors import CheckpointError
+from quintet.training.guard import largest_moment
 from quintet.training.optim import (
     Lion,
     clip_gradients,
@@ -344,6 +345,23 @@ def test_state_for_a_parameter_that_does_not_exist_is_refused() -> None:
         load_optimizer_tensors(optimizer, parameters, {"exp_avg/net.old_weight": torch.ones(2)})
 
 
+@pytest.mark.parametrize(("value", "expected"), [(-9.0, 9.0), (math.inf, math.inf), (-math.inf, math.inf)])
+def test_the_largest_moment_is_the_one_of_the_largest_magnitude(value: float, expected: float) -> None:
+    net = small_model()
+    optimizer = make_optimizer(OptimizerConfig(), dict(net.named_parameters()))
+    assert largest_moment(optimizer) is None
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    moments = optimizer.state[next(iter(net.parameters()))]["exp_avg"]
+    moments.view(-1)[0] = value
+    assert largest_moment(optimizer) == expected
+    moments.view(-1)[0] = math.nan
+    largest = largest_moment(optimizer)
+    assert largest is not None
+    assert largest.isnan()
+
+
 # --- muon -------------------------------------------------------------------------------------------------------------
 
 
@@ -390,6 +408,36 @@ def test_muon_updates_of_block_matrices_are_orthogonal() -> None:
         assert parameter.grad is not None
 
 
+def test_muon_updates_of_convolution_kernels_are_orthogonal() -> None:
+    torch.manual_seed(0)
+    net = nn.ModuleDict(
+        {
+            "wide": nn.Conv2d(16, 24, 3),
+            "up": nn.ConvTranspose2d(24, 16, 2),
+            "line": nn.Conv1d(16, 16, 5),
+            "depthwise": nn.Conv2d(32, 32, 5, groups=32),
+            "pixels": nn.Conv2d(16, 12, 3),
+        }
+    ).double()
+    parameters = named_parameters({"net": net}, ["net"])
+    config = OptimizerConfig(name="muon", lr=1e-3, muon_lr=0.02, muon_kernels=True)
+    optimizer = make_optimizer(config, parameters)
+    set_learning_rate(optimizer, 1e-3)
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    for parameter in parameters.values():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    for name, parameter in parameters.items():
+        moved = parameter.detach() - before[name]
+        if name in {"net.wide.weight", "net.up.weight", "net.line.weight"}:
+            assert parameter.grad is not None
+            matrix = parameter.grad.flatten(1)
+            scale = 0.02 * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
+            torch.testing.assert_close(moved.flatten(1), -scale * orthogonal(matrix[None])[0], msg=name)
+        else:
+            assert moved.abs().max() == pytest.approx(1e-3, rel=1e-3), name  # the first step of AdamW
+
+
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 8), (2, 8, 16)])
 def test_a_matrix_becomes_orthogonal_and_keeps_its_directions(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -399,6 +447,44 @@ def test_a_matrix_becomes_orthogonal_and_keeps_its_directions(shape: tuple[int, 
     diagonal = made.diagonal(dim1=1, dim2=2)
     assert (made - torch.diag_embed(diagonal)).abs().max() < 1e-9
     assert ((diagonal > 0.6) & (diagonal < 1.25))[values > 0.05].all()
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 48, 96), (2, 200, 48), (2, 48, 350)])
+def test_singular_values_are_about_one_in_bf16_too(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    made = orthogonal(matrices, torch.bfloat16)
+    assert made.dtype == torch.float32
+    values = torch.linalg.svdvals(matrices) / matrices.norm(dim=(1, 2), keepdim=True)[..., 0]
+    found = torch.linalg.svdvals(made)
+    assert (found < 1.25).all()
+    assert (found > 0.6)[values > 0.05].all()
+    directions = torch.linalg.svd(matrices, full_matrices=False)
+    diagonal = (directions.U.mT @ made @ directions.Vh.mT).diagonal(dim1=1, dim2=2)
+    assert ((diagonal > 0.55) & (diagonal < 1.25))[values > 0.05].all()
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 200, 48), (2, 96, 352), (2, 128, 1408)])
+@pytest.mark.parametrize("rank", [1, 5])
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-2])
+def test_the_update_of_a_low_rank_matrix_stays_bounded_in_bf16(
+    shape: tuple[int, int, int], rank: int, noise: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch, rows, columns = shape
+    left, right = (torch.randn(batch, *size, generator=generator) for size in ((rows, rank), (rank, columns)))
+    matrices = left @ right + noise * torch.randn(shape, generator=generator)
+    assert torch.linalg.svdvals(orthogonal(matrices, torch.bfloat16)).max() < 1.3
+
+
+def test_the_update_of_a_zero_gradient_is_zero_in_bf16() -> None:
+    assert orthogonal(torch.zeros(2, 8, 32), torch.bfloat16).abs().max() == 0
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, torch.bfloat16), (torch.float32, None)])
+def test_muon_orthogonalises_in_the_precision_of_a_bf16_run(dtype: torch.dtype, expected: torch.dtype | None) -> None:
+    parameters = named_parameters({"net": Stack()}, ("net",))
+    made: Any = make_optimizer(OptimizerConfig(name="muon"), parameters, dtype)
+    assert made.product_dtype == expected
 
 
 def test_a_schedule_scales_the_rates_of_matrices_too() -> None:

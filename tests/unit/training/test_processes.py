@@ -29,6 +29,7 @@ from quintet.config import EngineConfig
 from quintet.errors import CheckpointError, UsageError
 from quintet.training.distributed import sharding
 from quintet.training.engine import Engine
+from quintet.training.optim import orthogonal_over_ranks
 from quintet.training.run_folder import Run
 
 WORLD = 2
@@ -97,8 +98,18 @@ def statistics(rank: int, world: int) -> dict[str, Tensor]:
     return {**{f"sums {name}": value for name, value in whole.sums.items()}, **whole.rows}
 
 
+def orthogonalised() -> dict[str, Tensor]:
+    """Five matrices, one, and two of another shape, so that the ranks have different numbers of them."""
+    generator = torch.Generator().manual_seed(1)
+    stacks = [
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((5, 4, 4), (1, 3, 8), (2, 9, 2))
+    ]
+    return {f"orthogonal {len(found)}": found for found in orthogonal_over_ranks(stacks)}
+
+
 def everything(rank: int, world: int) -> dict[str, Tensor]:
-    return {**losses(rank, world), **{f"statistics {key}": value for key, value in statistics(rank, world).items()}}
+    named = {f"statistics {key}": value for key, value in statistics(rank, world).items()}
+    return {**losses(rank, world), **named, **orthogonalised()}
 
 
 # --- what only two processes can show -----------------------------------------------------------------------------

@@ -161,6 +161,16 @@ def test_reduced_points_preserve_means_and_extremes() -> None:
 # --- the list -------------------------------------------------------------------------------------------------
 
 
+def test_summary_has_the_newest_rates_that_are_numbers(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert summarise(run_dir_of(run), "run")["rates"] == {}
+    rates = {"items_per_second": 9.5, "tokens_per_second": 1e4, "flops_per_second": 4.5e10, "mfu": math.nan}
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(row(110, **{f"train/rate/{name}": value for name, value in rates.items()}))
+    expected = {name: value for name, value in rates.items() if name != "mfu"}
+    assert summarise(run_dir_of(run), "run")["rates"] == expected
+
+
 def test_summary_has_state_step_rate_time_left_best_and_device(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="running", steps=100)
     write_state(run, recipe="vqgan", status="running", step=100, steps=200)

@@ -78,6 +78,10 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         frames = self.config.train.batch_size * max(1, round(self.config.data.seconds * model.sample_rate / model.hop))
         return -(-FRAMES_PER_CODE * model.codebook_size // frames) if model.quantizer == "vq" else 1
 
+    def num_tokens(self, batch: Batch) -> int:
+        frames = -(-batch["lengths"] // self.config.model.hop)
+        return int(frames.sum()) * self.config.model.num_quantizers
+
     def latents(self, batch: Batch) -> Tensor:
         if not isinstance(self.model, AudioCodec):
             raise UsageError(

@@ -39,6 +39,11 @@ class CViViTModelConfig(Section):
         False,
         description="Add a residual connection around the transformers; training then starts from a linear transform.",
     )
+    temporal_prediction: bool = Field(
+        False,
+        description="Encode each later latent frame as its difference from the decoded one before it: what stands "
+        "still becomes sharper with each latent frame.",
+    )
     filter_dim: int | None = Field(
         None,
         ge=8,

@@ -21,6 +21,7 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.cvivit.config import CHANNELS, CViViTModelConfig
+from quintet.families.cvivit.prediction import TemporalPrediction
 from quintet.nn.convolution import ResidualBlock
 from quintet.nn.positions import LearnedPositions, Rotary
 from quintet.nn.quantize import configured_quantizer
@@ -59,6 +60,8 @@ class CViViT(Pretrained, nn.Module):
         self.tubes_in = nn.Linear(pixels * self.config.temporal_patch_size, self.config.dim)
         self.encode_space, self.encode_time = _space(self.config), _time(self.config)
         self.quantizer = configured_quantizer(self.config, self.config.dim, self.config.num_quantizers)
+        if self.config.temporal_prediction:
+            self.prediction = TemporalPrediction(self.config.dim)
         self.decode_time, self.decode_space = _time(self.config), _space(self.config)
         self.first_out = nn.Linear(self.config.dim, pixels)
         self.tubes_out = nn.Linear(self.config.dim, pixels * self.config.temporal_patch_size)
@@ -77,14 +80,17 @@ class CViViT(Pretrained, nn.Module):
         `return_candidates` adds candidates for dead codes to the statistics.
         """
         latents = self.latents(videos)
-        quantized = self.quantizer(latents.flatten(1, 2), self._code_mask(mask), return_candidates)
-        reconstructed = self.decode_vectors(quantized.vectors.view_as(latents))
+        predicted = self._predicted(latents)
+        residuals = latents if predicted is None else latents - predicted
+        quantized = self.quantizer(residuals.flatten(1, 2), self._code_mask(mask), return_candidates)
+        vectors = quantized.vectors.view_as(latents)
+        reconstructed = self.decode_vectors(vectors if predicted is None else predicted + vectors)
         codes = self._on_grid(quantized.codes, latents.shape[1])
         return Reconstruction(reconstructed, codes, quantized.loss, quantized.statistics)
 
     def encode(self, videos: Tensor, mask: Tensor | None = None) -> Tensor:
         """Codes (batch, latent frames, rows, columns[, num_quantizers]) of videos; -1 where `mask` has no frame."""
-        latents = self.latents(videos)
+        latents = self.residuals(videos)
         codes = self.quantizer.encode(latents.flatten(1, 2), self._code_mask(mask))
         return self._on_grid(codes, latents.shape[1])
 
@@ -95,7 +101,21 @@ class CViViT(Pretrained, nn.Module):
             expected = ", ".join(map(str, ("batch", "latent frames", *self.config.grid, *levels)))
             raise UsageError(f"codes have shape {tuple(codes.shape)}, but this tokenizer expects ({expected})")
         vectors = self.quantizer.codes_to_vectors(codes.flatten(1, 3))
-        return self.decode_vectors(rearrange(vectors, "b (k n) d -> b k n d", k=codes.shape[1])).clamp(0, 1)
+        latents = self.accumulated(rearrange(vectors, "b (k n) d -> b k n d", k=codes.shape[1]))
+        return self.decode_vectors(latents).clamp(0, 1)
+
+    def accumulated(self, vectors: Tensor) -> Tensor:
+        """The decoder's inputs (batch, latent frames, positions, dim), from the vectors of the codes."""
+        return self.prediction.accumulated(vectors) if self.config.temporal_prediction else vectors
+
+    def residuals(self, videos: Tensor) -> Tensor:
+        """The quantizer's inputs (batch, latent frames, positions, dim): the latents without what is predicted."""
+        latents = self.latents(videos)
+        predicted = self._predicted(latents)
+        return latents if predicted is None else latents - predicted
+
+    def _predicted(self, latents: Tensor) -> Tensor | None:
+        return self.prediction.closed_loop(latents, self.quantizer) if self.config.temporal_prediction else None
 
     def latents(self, videos: Tensor) -> Tensor:
         """Encoder outputs (batch, latent frames, positions, dim)."""

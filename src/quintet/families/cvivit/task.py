@@ -6,6 +6,7 @@ and the perceptual loss see one random frame of each clip.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -20,16 +21,17 @@ from quintet.common.statistics import Statistics
 from quintet.families.cvivit.config import CViViTConfig, CViViTLossConfig
 from quintet.families.cvivit.model import CViViT, Reconstruction
 from quintet.families.cvivit.pipeline import CViViTPipeline, pixels
-from quintet.families.cvivit.transform import init_as_transform, patch_statistics
+from quintet.families.cvivit.transform import clip_statistics, init_as_transform
 from quintet.media.image import image_grid, write_image
 from quintet.media.video_writing import filmstrip, write_video
+from quintet.nn.principal import PATCHES_PER_CODE
 from quintet.nn.similarity import psnr, ssim
 from quintet.training.engine import Engine
 from quintet.training.gan_task import PIXEL_METRICS, PatchGanTask, codebook_metrics, count_codes, mean_metrics
 from quintet.training.phase import Modules, Output
 
-PATCHES_PER_CODE = 32
-"""Average number of patches from which one code is initialized, if the model starts as a linear transform."""
+PREDICTION_ROUNDS = 3
+"""How often a codebook for `model.temporal_prediction` is initialised again, from the residuals that it leaves."""
 
 
 class CViViTTask(PatchGanTask[CViViTConfig]):
@@ -53,12 +55,20 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
         first_batches = list(batches)
         if self.config.model.shortcut:
             with torch.no_grad():
-                statistics = [patch_statistics(self.model, pixels(batch), batch["mask"]) for batch in first_batches]
+                statistics = [clip_statistics(self.model, pixels(batch), batch["mask"]) for batch in first_batches]
                 init_as_transform(self.model, sum(statistics, Statistics()).over_ranks())
         super().init_from_data(modules, first_batches, engine)
+        if self.config.model.temporal_prediction:
+            # The residuals depend on the codebook, and it on them.
+            for _ in range(PREDICTION_ROUNDS):
+                super().init_from_data(modules, first_batches, engine)
+
+    def num_tokens(self, batch: Batch) -> int:
+        latent_frames = int(self.model.latent_frame_mask(batch["mask"]).sum())
+        return latent_frames * math.prod(self.config.model.grid) * self.model.quantizer.levels
 
     def latents(self, batch: Batch) -> Tensor:
-        latents = self.model.latents(pixels(batch))
+        latents = self.model.residuals(pixels(batch))
         return latents[self.model.latent_frame_mask(batch["mask"])].flatten(0, 1)
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:

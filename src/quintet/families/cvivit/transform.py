@@ -6,6 +6,8 @@ tube of equal frames, so that it has the same vectors and the same codes as a tu
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from einops import rearrange, repeat
 from torch import Tensor
@@ -14,38 +16,35 @@ from quintet.common import collectives
 from quintet.common.statistics import Statistics
 from quintet.families.cvivit.config import CHANNELS
 from quintet.families.cvivit.model import CViViT
+from quintet.nn.principal import patch_statistics, principal_components, set_linear
 
 
-def patch_statistics(model: CViViT, videos: Tensor, mask: Tensor) -> Statistics:
-    """Count, sum and sum of outer products of the patches of a batch of videos, padding excluded."""
+def clip_statistics(model: CViViT, videos: Tensor, mask: Tensor) -> Statistics:
+    """Statistics of the patches of a batch of videos, padding excluded."""
     first, tubes = model.patches(videos)
     still = _as_still_tube(first, model.config.temporal_patch_size)
-    patches = torch.cat([still, tubes], dim=1)[model.latent_frame_mask(mask)].flatten(0, 1).double()
-    count = torch.tensor(float(len(patches)), dtype=torch.float64, device=patches.device)
-    return Statistics({"count": count, "sum": patches.sum(0), "products": patches.T @ patches})
+    return patch_statistics(torch.cat([still, tubes], dim=1)[model.latent_frame_mask(mask)].flatten(0, 1))
 
 
-@torch.no_grad()
 def init_as_transform(model: CViViT, statistics: Statistics) -> None:
     """Set the linear layers between patches and tokens; the blocks contribute nothing yet, because of the shortcut."""
-    sums, step = statistics.sums, model.config.temporal_patch_size
-    mean = sums["sum"] / sums["count"]
-    covariance = sums["products"] / sums["count"] - mean.outer(mean)
-    directions = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, : model.config.dim]
-    # Fixes the sign of each eigenvector, which rounding would decide otherwise.
-    directions = directions * directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
-    # Zero-pads if the model has more dimensions than a patch has values.
-    directions = torch.nn.functional.pad(directions, (0, model.config.dim - directions.shape[1]))
+    step = model.config.temporal_patch_size
+    mean, directions = principal_components(statistics, model.config.dim)
     for layer, weight, bias in (
         (model.tubes_in, directions.T, -mean @ directions),
         (model.tubes_out, directions, mean),
         (model.first_in, _by_frame(directions, step).sum(1).flatten(0, 1).T, -mean @ directions),
         (model.first_out, _by_frame(directions, step).mean(1).flatten(0, 1), _by_frame(mean, step).mean(1).flatten()),
     ):
-        layer.weight.copy_(weight)
-        layer.bias.copy_(bias)
-        for parameter in (layer.weight, layer.bias):
-            collectives.broadcast(parameter.data)
+        set_linear(layer, weight, bias)
+    if model.config.temporal_prediction:
+        last = partial(_last_frame_as_still_tube, step=step)
+        for buffer, value in (
+            (model.prediction.weight, directions.T @ last(directions)),
+            (model.prediction.bias, (last(mean) - mean) @ directions),
+        ):
+            buffer.copy_(value)
+            collectives.broadcast(buffer)
 
 
 def _as_still_tube(first: Tensor, step: int) -> Tensor:
@@ -56,3 +55,9 @@ def _as_still_tube(first: Tensor, step: int) -> Tensor:
 def _by_frame(values: Tensor, step: int) -> Tensor:
     """(values per tube, ...) to (channels, frames, pixels per patch, ...)."""
     return rearrange(values, "(c t r) ... -> c t r ...", c=CHANNELS, t=step)
+
+
+def _last_frame_as_still_tube(values: Tensor, step: int) -> Tensor:
+    """(values per tube, ...), with the last frame in place of every frame."""
+    frames = _by_frame(values, step)
+    return frames[:, -1:].expand_as(frames).flatten(0, 2)

@@ -53,6 +53,9 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
 
     # --- training -------------------------------------------------------------------------------------------
 
+    def num_tokens(self, batch: Batch) -> int:
+        return sum(meshes_of(batch).face_counts) * int(self.model.tokens_per_face)
+
     def latents(self, batch: Batch) -> Tensor:
         if not self.trainable:
             raise UsageError(

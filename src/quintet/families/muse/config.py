@@ -44,8 +44,9 @@ class MuseConfig(MaskGitRunConfig):
         # For two CPU cores and about an hour.
         "small": preset(
             SMALL_GENERATOR,
-            model={"text_dim": 96, "rotary": True},
-            train={"steps": 10_000},
+            model={"text": "words", "text_dim": 96, "rotary": True, "code_patch_size": "auto"},
+            loss={"codebook_smoothing": 1.0, "label_smoothing": 0.0},
+            train={"steps": 10_000, "batch_size": 64},
             sample={"steps": 24, "temperature": 0.6, "choice_temperature": 12.0},
         ),
         "base": preset(BASE_GENERATOR, BASE_TEXT),

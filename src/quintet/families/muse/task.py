@@ -16,7 +16,6 @@ from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import token_splits
 from quintet.families.muse.pipeline import MusePipeline
 from quintet.media.image import EXTENSIONS, image_grid, write_image
-from quintet.nn.codebook import check_codebook_smoothing
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitInputs, MaskGitTask
@@ -30,7 +29,6 @@ class MuseTask(MaskGitTask[MuseConfig]):
         super().__init__(config, frozen)
         self.config = self.config.changed(inferred_text_keys(self.config.model, self.config.data, EXTENSIONS))
         self.tokenizer, self.base = as_tokenizer(self.frozen["tokenizer"]), self.frozen.get("base")
-        check_codebook_smoothing(config.loss.codebook_smoothing, self.tokenizer.model.quantizer.levels)
         self.make_modules(self.tokenizer, modules)
 
     def splits(self) -> Splits:

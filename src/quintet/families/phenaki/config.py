@@ -109,7 +109,7 @@ class PhenakiConfig(MaskGitRunConfig):
                 "label_smoothing": 0.0,
                 "first_frame_prob": 0.88,
             },
-            train={"steps": 14_000},
+            train={"steps": 5000, "batch_size": 64},
             sample={"steps": 18, "later_steps": 6, "overlap": 5, "temperature": 0.4, "choice_temperature": 4.5}
             | {"num": 8, "every": 2000},
             eval={"num_generated": 200},
@@ -132,7 +132,7 @@ class PhenakiConfig(MaskGitRunConfig):
     def _check_video_model(self) -> PhenakiConfig:
         if self.model.low_res_grid is not None:
             raise ValueError("model.low_res_grid is for super-resolution of images; phenaki does not support it")
-        if self.model.code_patch_size is not None and self.model.code_patch_size[0] != 1:
+        if isinstance(self.model.code_patch_size, tuple) and self.model.code_patch_size[0] != 1:
             raise ValueError(
                 f"model.code_patch_size={list(self.model.code_patch_size)} must start with 1: a token may not "
                 "span several latent frames"

@@ -43,6 +43,7 @@ class PhenakiPipeline(MaskGitPipeline[PhenakiConfig]):
     """
 
     recipe = "phenaki"
+    num_time_axes = 1
 
     @classmethod
     def fit(cls, config: PhenakiConfig, frozen: Frozen) -> PhenakiConfig:

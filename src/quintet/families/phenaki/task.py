@@ -38,9 +38,7 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         super().__init__(config, frozen)
         self.config = _with_texts(self.config)
         self.tokenizer = as_tokenizer(self.frozen["tokenizer"]) if "tokenizer" in self.frozen else None
-        check_codebook_smoothing(
-            config.loss.codebook_smoothing, self.tokenizer.model.quantizer.levels if self.tokenizer else None
-        )
+        check_codebook_smoothing(config.loss.codebook_smoothing, has_tokenizer=self.tokenizer is not None)
         self.make_modules(self.tokenizer, modules)
 
     def splits(self) -> Splits:

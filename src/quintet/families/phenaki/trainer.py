@@ -43,6 +43,8 @@ class PhenakiTrainer(PythonTrainer):
     """Whether floating-point videos of a data set keep pixels outside [0, 1]."""
     projects_embeddings: ClassVar[bool] = False
     """Whether the task takes text embeddings beside the text encoder of the model."""
+    caches_codes: ClassVar[bool] = True
+    """Whether the videos of a Python data set are encoded once, instead of at every step."""
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class PhenakiTrainer(PythonTrainer):
             task.tokenizer,
             validation=validation,
             declared=declared,
+            cache=cls.caches_codes,
             unclamped=cls.unclamped,
             projects_embeddings=cls.projects_embeddings,
         )

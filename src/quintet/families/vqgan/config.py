@@ -28,6 +28,11 @@ class VQGanModelConfig(Section):
     blocks: int = Field(
         1, ge=0, le=64, description="Number of residual blocks at each resolution, in the encoder and in the decoder."
     )
+    shortcut: bool = Field(
+        False,
+        description="Add linear layers between patches and codes around the convolutions; training then starts from a "
+        "linear transform instead of noise.",
+    )
     quantizer: Literal["vq", "lfq", "fsq"] = Field(
         "vq", description="Quantizer: vq (vector), lfq (lookup-free) or fsq (finite scalar)."
     )
@@ -83,10 +88,11 @@ class VQGanConfig(RunConfig):
         # For two CPU cores and a few minutes: a narrow model, many steps, a high learning rate.
         "small": preset(
             SMALL,
-            discriminator(3333, ramp=300, dim=16),
+            discriminator(2500, ramp=250, dim=16),
             model={"dim": 16},
-            train={"steps": 5000},
-            optim={"lr": 3e-3, "warmup_steps": 50},
+            train={"steps": 3000},
+            optim={"name": "muon", "lr": 3e-3, "muon_lr": 0.02, "muon_kernels": True, "warmup_steps": 50}
+            | {"discriminator.name": "adamw"},
             loss={"reconstruction": "l2"},
         ),
         "base": preset(

@@ -3,6 +3,9 @@
 The first and the last layer exchange pixels as 2 x 2 blocks, so the largest feature maps have half the resolution of
 the image: channels at full resolution cost most and add least. 2 x 2 strided convolutions change the resolution;
 residual blocks do the rest.
+
+With `model.shortcut`, linear layers between the patch of a code and its vector bypass the convolutions.
+`init_as_transform` sets them to the principal components of patches, so that training starts from a useful tokenizer.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
@@ -21,6 +25,7 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.vqgan.config import VQGanModelConfig
 from quintet.nn.convolution import GROUP, ResidualBlock
+from quintet.nn.principal import principal_components, set_linear
 from quintet.nn.quantize import configured_quantizer
 
 
@@ -52,6 +57,17 @@ class VQGanVAE(Pretrained, nn.Module):
         self.quantizer = configured_quantizer(self.config, widths[-1], self.config.num_quantizers)
         self.decoder = _decoder(self.config, widths)
         self.last_layer = nn.Conv2d(widths[0], self.config.channels * 4, 3, padding=1)
+        self.patch_in = self.patch_out = None
+        if self.config.shortcut:
+            values = self.config.channels * self.patch_size**2
+            self.patch_in, self.patch_out = nn.Linear(values, widths[-1]), nn.Linear(widths[-1], values)
+            for layer in (self.encoder[-1], self.last_layer):
+                _zero(layer)
+
+    @property
+    def patch_size(self) -> int:
+        """Number of pixels per side of a code."""
+        return 1 << self.config.layers
 
     @property
     def num_codes(self) -> int:
@@ -72,7 +88,8 @@ class VQGanVAE(Pretrained, nn.Module):
         latents = self.latent_map(images)
         quantized = self.quantizer(rearrange(latents, "b c h w -> b (h w) c"), return_candidates=return_candidates)
         features = self._features(quantized.vectors, latents.shape[-2:])
-        return Reconstruction(self._pixels(features), features, quantized.codes, quantized.loss, quantized.statistics)
+        reconstructed = self._pixels(features, quantized.vectors)
+        return Reconstruction(reconstructed, features, quantized.codes, quantized.loss, quantized.statistics)
 
     def encode(self, images: Tensor) -> Tensor:
         """Codes (batch, rows, columns[, num_quantizers]) of images (batch, channels, height, width) in [0, 1]."""
@@ -92,7 +109,7 @@ class VQGanVAE(Pretrained, nn.Module):
 
     def decode_vectors(self, vectors: Tensor, grid: Any) -> Tensor:
         """Images (batch, channels, height, width), not clamped, of quantized vectors (batch, positions, dim)."""
-        return self._pixels(self._features(vectors, grid))
+        return self._pixels(self._features(vectors, grid), vectors)
 
     def latents(self, images: Tensor) -> Tensor:
         """Encoder outputs (batch x rows x columns, dim), from which a codebook can be initialized."""
@@ -106,21 +123,48 @@ class VQGanVAE(Pretrained, nn.Module):
                 f"(batch, {self.config.channels}, height, width)"
             )
         height, width = images.shape[-2:]
-        factor = 2**self.config.layers
-        if height % factor or width % factor:
+        if height % self.patch_size or width % self.patch_size:
             raise UsageError(
-                f"image size {height} x {width} is not divisible by {factor}, the number of pixels per side of a code"
+                f"image size {height} x {width} is not divisible by {self.patch_size}, the number of pixels per side "
+                "of a code"
             )
         # Zero-centred, so that the first layer need not learn to subtract the mean.
         latents: Tensor = self.encoder(images * 2 - 1)
+        if self.patch_in is not None:
+            latents = latents + rearrange(self.patch_in(self.patches(images)), "b h w c -> b c h w")
         return latents
+
+    def patches(self, images: Tensor) -> Tensor:
+        """Zero-centred pixels of the patch of each code, (batch, rows, columns, values per patch)."""
+        size = self.patch_size
+        return rearrange(images * 2 - 1, "b c (h p) (w q) -> b h w (c p q)", p=size, q=size)
 
     def _features(self, vectors: Tensor, grid: Any) -> Tensor:
         features: Tensor = self.decoder(rearrange(vectors, "b (h w) c -> b c h w", h=grid[0], w=grid[1]))
         return features
 
-    def _pixels(self, features: Tensor) -> Tensor:
-        return (F.pixel_shuffle(self.last_layer(features), 2) + 1) / 2
+    def _pixels(self, features: Tensor, vectors: Tensor) -> Tensor:
+        centred = F.pixel_shuffle(self.last_layer(features), 2)
+        if self.patch_out is not None:
+            rows, size = centred.shape[-2] // self.patch_size, self.patch_size
+            patches = self.patch_out(vectors)
+            centred = centred + rearrange(patches, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, p=size, q=size)
+        return (centred + 1) / 2
+
+
+@torch.no_grad()
+def init_as_transform(model: VQGanVAE, statistics: Statistics) -> None:
+    """Set the linear layers to the principal components of patches; the convolutions contribute nothing yet."""
+    assert model.patch_in is not None
+    assert model.patch_out is not None
+    mean, directions = principal_components(statistics, model.patch_in.out_features)
+    set_linear(model.patch_in, directions.T, -mean @ directions)
+    set_linear(model.patch_out, directions, mean)
+
+
+def _zero(layer: nn.Module) -> None:
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
 
 
 def _encoder(config: VQGanModelConfig, widths: list[int]) -> nn.Sequential:

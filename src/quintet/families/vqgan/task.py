@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,11 +13,13 @@ from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
 from quintet.common.statistics import Statistics
 from quintet.families.vqgan.config import VQGanConfig, VQGanLossConfig
-from quintet.families.vqgan.model import Reconstruction, VQGanVAE
+from quintet.families.vqgan.model import Reconstruction, VQGanVAE, init_as_transform
 from quintet.families.vqgan.pipeline import VQGanPipeline, pixels
 from quintet.media.image import image_grid, write_image
 from quintet.nn.adversarial import adaptive_weight, lecam_penalty
+from quintet.nn.principal import PATCHES_PER_CODE, patch_statistics
 from quintet.nn.similarity import psnr, ssim
+from quintet.training.engine import Engine
 from quintet.training.gan_task import PIXEL_METRICS, PatchGanTask, codebook_metrics, count_codes, mean_metrics
 from quintet.training.phase import Modules, Output
 
@@ -25,6 +30,26 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
     model: VQGanVAE
 
     # --- training -------------------------------------------------------------------------------------------
+
+    @property
+    def num_init_batches(self) -> int:
+        """1, or with `model.shortcut` the number of batches that gives `PATCHES_PER_CODE` patches per code."""
+        model = self.config.model
+        if not model.shortcut or model.quantizer != "vq":
+            return 1
+        return -(-PATCHES_PER_CODE * model.codebook_size // (self.config.train.batch_size * math.prod(model.grid)))
+
+    def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
+        """Initialise the linear transform, if there is a shortcut, and then a vector codebook from its outputs."""
+        first_batches = list(batches)
+        if self.config.model.shortcut:
+            with torch.no_grad():
+                patches = [self.model.patches(pixels(batch)).flatten(0, 2) for batch in first_batches]
+                init_as_transform(self.model, sum(map(patch_statistics, patches), Statistics()).over_ranks())
+        super().init_from_data(modules, first_batches, engine)
+
+    def num_tokens(self, batch: Batch) -> int:
+        return len(batch) * math.prod(self.config.model.grid) * self.model.quantizer.levels
 
     def latents(self, batch: Batch) -> Tensor:
         return self.model.latents(pixels(batch))

@@ -97,9 +97,13 @@ class Quantizer(nn.Module, ABC):
             vectors: Tensor = self.project_out(values)
             return vectors.masked_fill(self.absent(codes)[..., None], 0)
 
-    def all_vectors(self) -> Tensor:
-        """The vectors of all codes of a single quantizer, (codes, dim)."""
-        return self.codes_to_vectors(torch.arange(self.num_codes, device=self.placement.device)).detach()
+    def all_vectors(self, level: int = 0) -> Tensor:
+        """The vectors of all codes of a level, (codes, dim), without those of other levels."""
+        codes = torch.arange(self.num_codes, device=self.placement.device)
+        if self.code_axes:
+            columns = torch.arange(self.levels, device=codes.device)
+            codes = torch.where(columns == level, codes[:, None], -1)
+        return self.codes_to_vectors(codes).detach()
 
     def update(self, statistics: Statistics, seed: int) -> None:
         """Update the codebook from the statistics of an accepted step, summed over micro-batches and ranks."""

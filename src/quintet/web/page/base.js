@@ -54,6 +54,19 @@ const quintet = {};
     return stepsPerSecond >= 1 ? `${number(stepsPerSecond, 3)} steps/s` : `${number(1 / stepsPerSecond, 3)} s/step`;
   }
 
+  /** Items, tokens and FLOPs per second, and the fraction of the peak, as far as they are known. */
+  function perSecond(rates) {
+    const prefixed = (value, space = "") => {
+      const prefixes = ["", "k", "M", "G", "T", "P"];
+      let prefix = 0;
+      while (value >= 1000 && prefix < prefixes.length - 1) { value /= 1000; prefix += 1; }
+      return `${number(value, 3)}${space}${prefixes[prefix]}`;
+    };
+    const { items_per_second: items, tokens_per_second: tokens, flops_per_second: flops, mfu } = rates;
+    const peak = mfu ? ` (${number(100 * mfu, 2)} % of peak)` : "";
+    return [items && `${number(items, 3)} items/s`, tokens && `${prefixed(tokens)} tokens/s`, flops && `${prefixed(flops, " ")}FLOP/s${peak}`].filter(Boolean);
+  }
+
   function badge(state, note) {
     return make("span", { class: `badge ${state}`, title: note || null }, state);
   }
@@ -103,5 +116,5 @@ const quintet = {};
     return from.map((value, index) => Math.round(value + (to[index] - value) * part));
   }
 
-  Object.assign(quintet, { make, number, integer, duration, ago, size, rate, badge, notice, remember, whenSeen, colour, heat });
+  Object.assign(quintet, { make, number, integer, duration, ago, size, rate, perSecond, badge, notice, remember, whenSeen, colour, heat });
 })();

@@ -2,7 +2,7 @@
 "use strict";
 
 (function () {
-  const { make, source, attempt, badge, integer, number, rate, duration, ago, notice } = quintet;
+  const { make, source, attempt, badge, integer, number, rate, perSecond, duration, ago, notice } = quintet;
 
   const REBUILT_TABS = ["codes", "data", "checkpoints"];
 
@@ -102,7 +102,7 @@
       const facts = {
         Recipe: `${summary.recipe}${this.about.config.preset ? `, ${this.about.config.preset}` : ""}`,
         Step: summary.steps ? `${integer(summary.step)} of ${integer(summary.steps)}` : integer(summary.step),
-        Rate: summary.items_rate ? `${rate(summary.rate)}, ${number(summary.items_rate, 3)} items/s` : rate(summary.rate),
+        Rate: [rate(summary.rate), ...perSecond(summary.rates)].join(", "),
         "Time left": summary.left === null ? null : duration(summary.left),
         Best: summary.best ? `${summary.best.metric} ${number(summary.best.value)} at step ${integer(summary.best.step)}` : null,
         Device: [summary.device, summary.host].filter(Boolean).join(" on ") || null,

@@ -1,0 +1,69 @@
+"""`engine.precision=auto` is chosen once, when a run starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import succeed, tensor_hashes, train_tiny
+from quintet import VQGanVAE, VQGanVAETrainer
+from quintet.common.precision import choose_precision, has_bf16
+from quintet.registry import read_config
+
+
+def pretend_bf16(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
+    """Another machine: one whose CPU has bf16 instructions, or one whose CPU has none."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+
+def recorded(run: Path) -> str:
+    return read_config(run / "config.yaml").engine.precision
+
+
+@pytest.mark.parametrize(("supported", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_auto_is_recorded_as_chosen_and_trains_the_same_weights(
+    supported: bool, expected: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_bf16(monkeypatch, supported)
+    train_tiny(pictures, tmp_path / "auto", "train.steps=4", "engine.precision=auto")
+    train_tiny(pictures, tmp_path / "named", "train.steps=4", f"engine.precision={expected}")
+    assert recorded(tmp_path / "auto") == expected
+    assert read_config(tmp_path / "auto/checkpoints/step-00000004/config.yaml").engine.precision == expected
+    assert tensor_hashes(tmp_path / "auto", 4) == tensor_hashes(tmp_path / "named", 4)
+
+
+@pytest.mark.parametrize("words", [(), ("engine.precision=auto",)], ids=["no key", "auto again"])
+def test_a_run_resumed_on_another_machine_keeps_its_precision(
+    words: tuple[str, ...], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    pretend_bf16(monkeypatch, supported=True)
+    train_tiny(pictures, run, "train.steps=4", "engine.precision=auto")
+    pretend_bf16(monkeypatch, supported=False)
+    said = succeed("resume", run, "train.steps=6", *words).errors
+    assert recorded(run) == "bf16"
+    assert "engine.precision" not in said
+
+
+def test_a_trainer_in_python_records_its_choice(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_bf16(monkeypatch, supported=True)
+    model = VQGanVAE(dim=8, image_size=16, layers=2)
+    keys = {"engine.precision": "auto", "engine.device": "cpu", "log.trackers": []}
+    trainer = VQGanVAETrainer(model, data=pictures, out=tmp_path / "run", steps=2, batch_size=2, config=keys)
+    trainer.close()
+    assert trainer.engine.precision == recorded(tmp_path / "run") == "bf16"
+
+
+def test_devices_without_known_instructions_use_fp32() -> None:
+    assert choose_precision("auto", "mps") == "fp32"
+    assert choose_precision("bf16", "mps") == "bf16"
+    assert not has_bf16("mps")
+
+
+def test_the_doctor_names_the_precision_of_auto() -> None:
+    assert f"engine.precision=auto is {choose_precision('auto', 'cpu')}" in succeed("doctor").output
