@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit identity faults fuzz soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-view bench-shards browser figures reference migration results clean
+.PHONY: help setup demo test lint types unit identity faults fuzz soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-mfu bench-view bench-shards speedrun browser figures reference migration results clean
 
 help:
 	@echo "make demo         set up, then train on synthetic images and show the result (under 10 minutes)"
@@ -22,8 +22,10 @@ help:
 	@echo "make bench-soundstorm  compare SoundStorm with soundstorm-pytorch: step and generation"
 	@echo "make bench-video  compare C-ViViT and Phenaki with phenaki-pytorch: steps and sampling"
 	@echo "make bench-overhead  measure the overhead of the training loop"
+	@echo "make bench-mfu    measure FLOP/s of a training step of every recipe, as a fraction of the peak (MFU), in fp32 and bf16"
 	@echo "make bench-view   measure the web page: 200 runs of 100,000 rows, and 50 viewers of a live run (about 4 minutes)"
 	@echo "make bench-shards compare a million items in shards with webdataset (about ten minutes; WEBDATASET=folder of that package)"
+	@echo "make speedrun     measure how long the demo of MEDIUM=image takes to reach its targets, with SEEDS=0,1,2 (docs/speedrun.md)"
 	@echo "make browser      install Chromium from Debian for the tests of the web page, if permitted"
 	@echo "make figures      draw the layers in docs/architecture.md from the imports in the source"
 	@echo "make reference    write the pages of all configuration keys, docs/reference"
@@ -120,11 +122,19 @@ bench-video: setup
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py
 
+bench-mfu: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mfu.py
+
 bench-view: setup
 	$(BIN)/python benchmarks/view.py
 
 bench-shards: setup
 	$(BIN)/python benchmarks/shards.py runs/bench-shards
+
+# Adds lines to benchmarks/results/speedrun.jsonl and writes the table of docs/speedrun.md.
+SEEDS := 0,1,2
+speedrun: setup
+	$(BIN)/python benchmarks/speedrun.py $(or $(MEDIUM),image) --seeds $(SEEDS) --note "$(NOTE)" $(if $(FULL),--full)
 
 # A test compares the drawing with the source.
 figures: setup

@@ -1,9 +1,11 @@
 """Muse on real images: `benchmarks/emoji_muse.py FOLDER --tokenizer RUN --out RUN [--minutes 28] [KEY=VALUE...]`.
 
-Trains for a limited time, generates every held-out subject in both styles, and measures two things: whether a sample
-has the style that its caption names, by a classifier trained on real images, and whether samples are copies of training
-images. No drawing is in both splits: files are grouped by the name before `--`. With `--measure-only` a finished run is
-measured again; KEY=VALUE are then keys of `sample.*`.
+Trains for a limited time on all cores, so that the learning rate has decreased to 0 at the end. Then it generates 100
+captions of the training split and measures whether their subjects are recognized: the nearest real picture, in features
+and in pixels, must be of the same subject. It generates every held-out subject in both styles and measures whether
+samples are copies of training images. For both it measures whether a sample has the style that its caption names, by a
+classifier trained on real images. No drawing is in both splits: files are grouped by the name before `--`. With
+`--measure-only` a finished run is measured again; KEY=VALUE are then keys of `sample.*`.
 """
 
 from __future__ import annotations
@@ -11,77 +13,43 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from baselines import load
+from emoji_images import BATCH_SIZE, Images, encode_and_decode, real_images
+from emoji_sheets import write_nearest, write_samples, write_trained
 from nearest import Nearest, code_metrics, distance_metrics, nearest_codes, nearest_images
 from quintet import cli, config
-from quintet.common.inference import inference_mode
-from quintet.data.image import folder_splits
 from quintet.errors import UsageError
-from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.pipeline import MusePipeline
-from quintet.media.image import image_grid, write_image
 from style_classifier import accuracy, train_classifier
+from subject_features import nearest_features, train_features
+from subjects import STYLES, choose_captions, parts, recognized
 from worker import count_parameters
 
-STYLES = ("Noto", "Twemoji")
-"""The last word of every caption: "broken heart, Noto"."""
-CAPTION = re.compile(rf"^(?P<subject>.*), (?P<style>{'|'.join(STYLES)})$")
 STYLE_TARGET = 0.85
-BATCH_SIZE = 32
-"""Number of samples per batch; the logits of all codes at all positions need memory."""
-SHOWN = 64
-"""Number of samples in a grid."""
-COLUMNS = 8
+"""For subjects that are held out."""
+TRAINED_TARGETS = {"own_subject": 0.6, "style": 0.9}
+"""For captions of the training split."""
+TRAINED = 100
+"""Number of captions of the training split that are generated, once each."""
+UNSEEN_SHIFT = 2
+"""Pixels by which pictures are moved for reconstructions that the features were not trained on."""
 KEYS = (
     "data.validation_group=^(.*)--",
     "data.validation_fraction=0.1",
-    # The learning rate decreases to 0 at the last step, which must be reached before the time limit.
-    "train.steps=1100",
-    "eval.every=200",
     "eval.batches=null",
-    "sample.every=1000",
-    "checkpoint.every=200",
+    "engine.launch=auto",
 )
 RESULTS = Path(__file__).parent / "results" / "emoji-muse.json"
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images in [0, 1], their codes and their reconstructions; a sample is its own reconstruction."""
-
-    images: Tensor
-    codes: Tensor
-    reconstructions: Tensor
-    texts: list[str]
-    files: list[str]
-
-    @property
-    def styles(self) -> Tensor:
-        return torch.tensor([STYLES.index(parts(text)[1]) for text in self.texts])
-
-    def with_mirrored(self, tokenizer: Any) -> Images:
-        """All images, followed by all images flipped horizontally."""
-        mirrored = self.images.flip(-1)
-        codes, reconstructions = encode_and_decode(tokenizer, mirrored)
-        return Images(
-            torch.cat([self.images, mirrored]),
-            torch.cat([self.codes, codes]),
-            torch.cat([self.reconstructions, reconstructions]),
-            2 * self.texts,
-            2 * self.files,
-        )
 
 
 def main() -> None:
@@ -112,7 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokenizer", help="run or exported folder of the tokenizer; not needed with --measure-only")
     parser.add_argument("--out", type=Path, default=Path("runs/emoji-muse"))
     parser.add_argument("--preset", default="small")
-    parser.add_argument("--minutes", type=float, default=28.0, help="time limit of the training")
+    parser.add_argument("--minutes", type=float, default=28.0, help="length of the training")
     parser.add_argument("--measure-only", action="store_true", help="measure the finished run --out again")
     parser.add_argument("--checkpoint", default="latest", help="latest, best or a step")
     parser.add_argument("--samples", type=int, default=200, help="minimum number of samples")
@@ -129,10 +97,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def train(folder: str, tokenizer: str, out: Path, preset: str, minutes: float, keys: Sequence[str]) -> None:
+    """In processes of its own, one for each core."""
     words = ["train", "muse", folder, "--tokenizer", tokenizer, "--out", str(out), "--preset", preset]
-    words += [*KEYS, f"train.minutes={minutes}", *keys]
-    print("$ quintet", *words)
-    cli.call(words)
+    words += ["--budget", f"{minutes:g}m", *KEYS, *keys]
+    print("$ quintet", *words, flush=True)
+    if code := subprocess.run([sys.executable, "-m", "quintet", *words], check=False).returncode:
+        sys.exit(code)
 
 
 def measure(reference: str, folder: str, out: Path, min_samples: int, keys: Sequence[str] = ()) -> dict[str, Any]:
@@ -141,13 +111,16 @@ def measure(reference: str, folder: str, out: Path, min_samples: int, keys: Sequ
     settings, tokenizer = pipeline.config, pipeline.frozen["tokenizer"].model
     training, held_out = real_images(settings, folder, tokenizer)
     start_time = time.monotonic()
-    samples = generate(pipeline, held_out.texts, min_samples)
+    samples = generate(pipeline, both_styles(held_out.texts, min_samples))
     seconds = (time.monotonic() - start_time) / len(samples.texts)
-    style = measure_style(training, held_out, samples)
+    trained = generate(pipeline, choose_captions(training.texts, TRAINED))
+    style = measure_style(training, held_out, {"samples": samples, "trained": trained})
+    subjects, nearest_subjects = measure_subjects(tokenizer, training, {"samples": samples, "trained": trained})
     seen = training.with_mirrored(tokenizer) if settings.data.flip else training
     copies, neighbours = measure_copies(seen, held_out, samples)
     write_nearest(samples, seen, neighbours, out)
-    write_samples(samples, out)
+    write_samples(samples, [training.texts[index] for index in nearest_subjects["samples"]["features"]], out)
+    write_trained(trained, training, nearest_subjects["trained"], out)
     return {
         **_environment(),
         "run": {
@@ -156,7 +129,7 @@ def measure(reference: str, folder: str, out: Path, min_samples: int, keys: Sequ
             "seconds_per_sample": seconds,
             **{
                 name: getattr(settings, name).model_dump(mode="json")
-                for name in ("model", "train", "loss", "optim", "sample")
+                for name in ("model", "train", "loss", "optim", "engine", "sample")
             },
             "flip": settings.data.flip,
         },
@@ -164,42 +137,24 @@ def measure(reference: str, folder: str, out: Path, min_samples: int, keys: Sequ
             "training": _counts(training),
             "held_out": _counts(held_out),
             "samples": _counts(samples),
+            "trained": _counts(trained),
             "held_out_that_the_tokenizer_was_trained_on": trained_on(settings.tokenizer, held_out.files),
         },
         "style": style,
+        "subjects": subjects,
         "copies": copies,
     }
 
 
-def real_images(settings: MuseConfig, folder: str, tokenizer: Any) -> tuple[Images, Images]:
-    """Training and held-out images of the run, without augmentation."""
-    data = settings.changed({"data.path": folder, "data.flip": False, "data.random_crop": False}).data
-    assert isinstance(data, config.ImageDataConfig)
-    splits = folder_splits(data, tokenizer.config.size, tokenizer.config.channels)
-    sides = []
-    for split in (splits.train, splits.validation):
-        images = load(split, range(len(split)))
-        entries = split.entries  # type: ignore[attr-defined]
-        texts, files = [entry.text or "" for entry in entries], [entry.file for entry in entries]
-        sides.append(Images(images, *encode_and_decode(tokenizer, images), texts, files))
-    return sides[0], sides[1]
-
-
-def encode_and_decode(tokenizer: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and reconstructions."""
-    device = next(tokenizer.parameters()).device
-    with inference_mode({"tokenizer": tokenizer}):
-        codes = torch.cat([tokenizer.encode(batch) for batch in torch.split(images.to(device), BATCH_SIZE)])
-        decoded = torch.cat([tokenizer.decode(batch) for batch in torch.split(codes, BATCH_SIZE)])
-    return codes.cpu(), decoded.cpu()
-
-
-def generate(pipeline: MusePipeline, captions: Sequence[str], min_samples: int) -> Images:
-    """At least `min_samples` samples of every subject in every style; adjacent samples differ in style."""
+def both_styles(captions: Sequence[str], minimum: int) -> list[str]:
+    """At least `minimum` captions: every subject in every style; adjacent captions differ in style."""
     subjects = sorted({parts(caption)[0] for caption in captions})
     prompts = [f"{subject}, {style}" for subject in subjects for style in STYLES]
-    rounds = -(-min_samples // len(prompts))
-    texts = rounds * prompts
+    return -(-minimum // len(prompts)) * prompts
+
+
+def generate(pipeline: MusePipeline, texts: list[str]) -> Images:
+    """One sample of each caption."""
     with recorded(pipeline.frozen["tokenizer"].model) as decoded:
         for number, start in enumerate(range(0, len(texts), BATCH_SIZE)):
             # Each batch has its own seed: otherwise items with the same number would have the same noise.
@@ -230,17 +185,65 @@ def recorded(tokenizer: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
         del tokenizer.decode  # restores the method of the class
 
 
-def measure_style(training: Images, held_out: Images, samples: Images) -> dict[str, Any]:
+def measure_style(training: Images, held_out: Images, samples: Mapping[str, Images]) -> dict[str, Any]:
+    """Accuracies of the style classifier: on real images, on reconstructions, and on each group of samples."""
     start_time = time.monotonic()
     classifier = train_classifier(training.images, training.styles, len(STYLES))
     seconds = time.monotonic() - start_time
     inputs = {
         "held_out": (held_out.images, held_out.styles),
         "held_out_reconstructions": (held_out.reconstructions, held_out.styles),
-        "samples": (samples.images, samples.styles),
+        "trained_reconstructions": (training.reconstructions, training.styles),
+        **{name: (group.images, group.styles) for name, group in samples.items()},
     }
     accuracies = {name: accuracy(classifier, *pair, STYLES) for name, pair in inputs.items()}
-    return {"bar": STYLE_TARGET, "classifier_seconds": seconds, **accuracies}
+    return {
+        "bar": STYLE_TARGET,
+        "bar_trained": TRAINED_TARGETS["style"],
+        "classifier_seconds": seconds,
+        **accuracies,
+    }
+
+
+def measure_subjects(
+    tokenizer: Any, training: Images, samples: Mapping[str, Images]
+) -> tuple[dict[str, Any], dict[str, dict[str, list[int]]]]:
+    """How often the nearest training image has the captioned subject; the nearest images of each group of samples."""
+    start_time = time.monotonic()
+    features = train_features(training.images, training.reconstructions)
+    seconds = time.monotonic() - start_time
+    trained = samples["trained"]
+    moved = training.of(trained.texts).images.roll((UNSEEN_SHIFT, UNSEEN_SHIFT), (-2, -1))
+    groups = {
+        "reconstructions": training.reconstructions,
+        "reconstructions_of_moved": encode_and_decode(tokenizer, moved)[1],
+        **{name: group.images for name, group in samples.items()},
+    }
+    found = {
+        name: {
+            "features": nearest_features(features, images, training.images),
+            "pixels": nearest_images(images, training.images),
+        }
+        for name, images in groups.items()
+    }
+    texts = {
+        "trained": trained.texts,
+        # What a sample of any caption would reach: 0, unless one picture is the nearest of everything.
+        "trained_with_other_captions": [*trained.texts[1:], *trained.texts[:1]],
+        "reconstructions": training.texts,
+        "reconstructions_of_moved": trained.texts,
+    }
+    metrics = {
+        name: {
+            measure: recognized(nearest, captions, training.texts)
+            for measure, nearest in found[name.removesuffix("_with_other_captions")].items()
+        }
+        for name, captions in texts.items()
+    }
+    indices = {
+        name: {measure: nearest.indices.tolist() for measure, nearest in found[name].items()} for name in samples
+    }
+    return {"bar": TRAINED_TARGETS["own_subject"], "features_seconds": seconds, **metrics}, indices
 
 
 def measure_copies(training: Images, held_out: Images, samples: Images) -> tuple[dict[str, Any], dict[str, Nearest]]:
@@ -280,63 +283,27 @@ def trained_on(tokenizer: str | None, files: Sequence[str]) -> int | None:
 # --- output -----------------------------------------------------------------------------------------------------
 
 
-def write_nearest(samples: Images, training: Images, neighbours: Mapping[str, Nearest], folder: Path) -> None:
-    """`nearest.png`: pairs of a sample and its nearest training image, nearest first; `nearest.jsonl`: all pairs."""
-    pixels, reconstructed, codes = (neighbours[name] for name in ("pictures", "reconstructions", "codes"))
-    order = pixels.values.argsort().tolist()
-    pairs = [
-        image
-        for index in order[: SHOWN // 2]
-        for image in (samples.images[index], training.images[pixels.indices[index]])
-    ]
-    write_image(image_grid(pairs, columns=COLUMNS), folder / "nearest.png")
-    rows = [
-        {
-            "row": 1 + rank * 2 // COLUMNS if rank < SHOWN // 2 else None,
-            "columns": [1 + rank * 2 % COLUMNS, 2 + rank * 2 % COLUMNS] if rank < SHOWN // 2 else None,
-            "text": samples.texts[index],
-            "nearest": training.texts[pixels.indices[index]],
-            "nearest_file": training.files[pixels.indices[index]],
-            "distance": float(pixels.values[index]),
-            "nearest_reconstruction": training.files[reconstructed.indices[index]],
-            "distance_to_reconstruction": float(reconstructed.values[index]),
-            "most_equal_codes": training.files[codes.indices[index]],
-            "equal_codes": float(codes.values[index]),
-        }
-        for rank, index in enumerate(order)
-    ]
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (folder / "nearest.jsonl").write_text(lines, encoding="utf-8")
-
-
-def write_samples(samples: Images, folder: Path) -> None:
-    """`samples.png`: subjects from the full alphabet in each style, not selected; `samples.md`: their names."""
-    per_row = COLUMNS // len(STYLES)
-    subjects = len(set(samples.texts)) // len(STYLES)
-    count = min(subjects, SHOWN // len(STYLES))
-    shown = [number * subjects // count * len(STYLES) for number in range(count)]
-    images = [samples.images[index + style] for index in shown for style in range(len(STYLES))]
-    write_image(image_grid(images, columns=COLUMNS), folder / "samples.png")
-    names = [parts(samples.texts[index])[0].replace("|", "\\|") for index in shown]
-    pair = " and ".join(STYLES)
-    lines = [f"Each subject as {pair}.", "", "| row |" + "".join(f" pair {n + 1} |" for n in range(per_row))]
-    lines += ["|---" * (per_row + 1) + "|"]
-    for row in range(-(-count // per_row)):
-        cells = names[row * per_row : (row + 1) * per_row]
-        lines += [f"| {row + 1} |" + "".join(f" {name} |" for name in [*cells, *[""] * (per_row - len(cells))])]
-    (folder / "samples.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def table(results: Mapping[str, Any]) -> str:
     """The main metrics as a Markdown table."""
-    style, copies = results["style"], results["copies"]
+    style, copies, subjects = results["style"], results["copies"], results["subjects"]
     pixels, reconstructed, codes = (copies[name] for name in ("to_pictures", "to_reconstructions", "codes"))
     rows = [
-        ("style accuracy: samples", style["samples"], f">= {STYLE_TARGET:.0%}"),
+        ("style accuracy: trained captions", style["trained"], f">= {TRAINED_TARGETS['style']:.0%}"),
+        ("style accuracy: reconstructions of training images", style["trained_reconstructions"], ""),
+        ("style accuracy: held-out captions", style["samples"], f">= {STYLE_TARGET:.0%}"),
         ("style accuracy: held-out images", style["held_out"], ""),
         ("style accuracy: reconstructions of held-out images", style["held_out_reconstructions"], ""),
     ]
     lines = ["| metric | measured | target or baseline |", "|---|---|---|"]
+    for measure in ("features", "pixels"):
+        own, limit, moved = (
+            subjects[name][measure] for name in ("trained", "reconstructions", "reconstructions_of_moved")
+        )
+        lines.append(
+            f"| trained captions: nearest by {measure} is the subject (the very picture) | "
+            f"{own['own_subject']:.1%} ({own['own_picture']:.1%}) | >= {TRAINED_TARGETS['own_subject']:.0%}; "
+            f"reconstructions {limit['own_subject']:.1%}, of moved pictures {moved['own_subject']:.1%} |"
+        )
     for name, accuracies, target in rows:
         each = ", ".join(f"{style_name} {accuracies[style_name]:.1%}" for style_name in STYLES)
         lines.append(f"| {name} | {accuracies['all']:.1%} ({each}) | {target} |")
@@ -361,14 +328,6 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
-
-
-def parts(caption: str) -> tuple[str, str]:
-    """Subject and style of a caption."""
-    found = CAPTION.match(caption)
-    if found is None:
-        raise UsageError(f"the caption '{caption}' does not end in a style ({', '.join(STYLES)})")
-    return found["subject"], found["style"]
 
 
 def _sample_keys(words: Sequence[str]) -> dict[str, Any]:
