@@ -157,6 +157,10 @@ class Case:
     """Further keys of the golden run, which is kept in the repository and should be small."""
     reshaped: str = "model.dim=24"
     """A key that gives the weights another shape."""
+    on_device: tuple[str, ...] = ()
+    """Further keys of the training on another device."""
+    samples: tuple[tuple[str, ...], ...] = ()
+    """Words of `quintet sample`, in turn; names in braces are files that the test makes."""
     prepare: Callable[[Task[Any]], None] = unchanged
     """Changes a new task so that rare events happen within a few steps."""
     tokenizer: bool = False
@@ -226,6 +230,7 @@ CASES: Mapping[str, Case] = {
             f"base={GOLDEN / 'muse-format-1' / 'hub'}",
         ),
         faults=("loss.critic=true",),
+        samples=(("--text", "a red circle"), ("--text", "a red circle", "--image", "{medium}", "--mask", "{mask}")),
         opens_media=False,
     ),
     "mulan": Case(
@@ -297,6 +302,12 @@ CASES: Mapping[str, Case] = {
         ),
         faults=("loss.critic=true",),
         golden=("eval.num_generated=0",),  # one code that tips over elsewhere makes another clip
+        samples=(
+            ("--text", "a red circle"),
+            ("--text", "a red circle", "--images"),
+            ("--text", "a red circle", "--prime", "{medium}"),
+            ("--scenes", "{scenes}"),
+        ),
         opens_media=False,
     ),
     "audio-codec": Case(
@@ -359,6 +370,7 @@ CASES: Mapping[str, Case] = {
         ),
         faults=("model.self_critic=true",),
         golden=("eval.num_generated=0",),  # one code that tips over elsewhere makes another clip
+        samples=(("--text", "a low note"), ("--text", "a low note", "--prompt", "{clip}")),
         opens_media=False,
     ),
     "mesh-autoencoder": Case(
@@ -406,6 +418,8 @@ CASES: Mapping[str, Case] = {
             "model.text=none model.face_buckets=0 loss.window_faces=16",
         ),
         golden=("eval.num_generated=0",),  # one token that tips over elsewhere makes another mesh
+        on_device=(f"tokenizer={GOLDEN / 'mesh-autoencoder-format-1' / 'hub'}",),
+        samples=(("--text", "a table"), ("--text", "a table", "--mesh", "{face}")),
         opens_media=False,
     ),
 }

@@ -1,0 +1,103 @@
+"""Every recipe on a GPU, as far as that can be tried without one: the fake device of `tests/fakegpu` refuses what a GPU
+refuses, and computes what the CPU computes.
+
+One process per recipe trains, resumes and applies a model there. Its metrics must be those of the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from contract.cases import Case
+from fakegpu.commands import run_all
+from helpers import forked, metrics, steps_saved, succeed
+from quintet import registry
+from quintet.pipelines.base import Embedder, Tokenizer
+
+KEYS = ("optim.decay_steps=4", "eval.every=2", "sample.every=2", "checkpoint.every=2")
+TOLERANCE = 1e-5
+MEASURED = ("time", "rate/")
+"""Parts of the names of metrics that are measured with a clock."""
+
+FACE = "v -0.9 -0.9 -0.9\nv 0.5 -0.9 -0.9\nv -0.9 0.5 -0.9\nf 1 2 3\n"
+
+
+@pytest.fixture
+def inputs(data: Path, tmp_path: Path) -> dict[str, Path]:
+    """Files for the options of `quintet sample`, by the names that the cases use."""
+    media = [path for path in sorted(data.rglob("*")) if path.is_file() and path.parent != data]
+    made = {path.stem: tmp_path / path for path in map(Path, ("mask.png", "scenes.txt", "face.obj", "clip.wav"))}
+    Image.fromarray(np.pad(np.full((16, 16), 255, np.uint8), ((0, 16), (0, 16)))).save(made["mask"])
+    made["scenes"].write_text("a red circle\na blue square\n", encoding="utf-8")
+    made["face"].write_text(FACE, encoding="utf-8")
+    soundfile.write(made["clip"], np.sin(np.arange(800) / 8), 8000)
+    few = tmp_path / "few" / "media"
+    few.mkdir(parents=True)
+    for path in media[:3]:
+        shutil.copy(path, few)
+    return {"medium": media[0], "few": few.parent, **made}
+
+
+def commands(recipe: str, case: Case, run: Path, inputs: Mapping[str, Path]) -> list[tuple[object, ...]]:
+    """What can be done with a trained model of the recipe."""
+    out, kind = run.with_name(f"{run.name}-out"), registry.find(recipe).pipeline_class()
+    done: list[tuple[object, ...]] = [("eval", run), ("export", run, out / "export")]
+    done += [
+        ("sample", run, "--num", 1, "--out", out / f"sample-{number}", *(word.format(**inputs) for word in words))
+        for number, words in enumerate(((), *case.samples))
+    ]
+    if issubclass(kind, Tokenizer):
+        done.append(("encode", run, inputs["few"], "--out", out / "codes"))
+        done.append(("decode", run, out / "codes", "--out", out / "decoded"))
+    if issubclass(kind, Embedder):
+        done.append(("embed", run, "--audio", inputs["few"], "--text", "a note", "--out", out / "vectors.npz"))
+        done.append(("encode", run, inputs["few"], "--layer", 1, "--clusters", 2, "--out", out / "semantic"))
+    return done
+
+
+def test_a_gpu_does_what_the_cpu_does(
+    recipe: str, case: Case, data: Path, inputs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    cpu, gpu = tmp_path / "cpu", tmp_path / "gpu"
+    words = ("train", recipe, data, *case.tiny, *case.brief, *KEYS, *case.on_device)
+    succeed(*words, "--out", cpu)
+    for each in commands(recipe, case, cpu, inputs):
+        succeed(*each)
+
+    # In two parts on the device, which must make no difference.
+    there = [
+        (*words, "train.steps=2", "--out", gpu),
+        ("resume", gpu, "train.steps=4"),
+        *commands(recipe, case, gpu, inputs),
+    ]
+    plan = [[str(word) for word in command] for command in there]
+    with forked([], tmp_path / "said", partial(run_all, plan)) as process:
+        assert process.end() == 0, process.seen
+
+    assert steps_saved(gpu) == steps_saved(cpu) == [2, 4]
+    for ours, theirs in zip(metrics(gpu), metrics(cpu), strict=True):
+        assert_close(ours, theirs, f"step {theirs['step']}")
+    results = [json.loads((run / "eval.json").read_text()) for run in (gpu, cpu)]
+    assert_close(results[0], results[1], "eval.json")
+    files = [sorted(path.relative_to(out).as_posix() for path in out.rglob("*")) for out in map(results_of, (gpu, cpu))]
+    assert files[0] == files[1]
+
+
+def results_of(run: Path) -> Path:
+    return run.with_name(f"{run.name}-out")
+
+
+def assert_close(ours: Mapping[str, float], theirs: Mapping[str, float], what: str) -> None:
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        if not any(part in key for part in MEASURED):
+            assert ours[key] == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), (what, key)

@@ -1,0 +1,38 @@
+"""Commands of quintet in a process whose device is the fake GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import torch
+
+from fakegpu import device
+from quintet.cli import call
+
+
+def use_device(refuse_float64: bool = True, refuse_cpu_collectives: bool = False) -> None:
+    """Every command of this process now chooses the fake GPU."""
+    import quintet.common.device
+
+    device.use(refuse_float64, refuse_cpu_collectives)
+    quintet.common.device.choose_device = lambda name, local_rank=0: torch.device(device.NAME, 0)
+
+
+def run_all(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands of quintet, one after the other, until one fails; ends the process."""
+    use_device(refuse_float64=False)
+    for words in commands:
+        print("$ quintet", *words, flush=True)  # noqa: T201
+        try:
+            code = call(words)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        if code:
+            sys.stderr.flush()
+            os._exit(code)
+    sys.stdout.flush()
+    os._exit(0)
