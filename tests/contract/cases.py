@@ -230,6 +230,7 @@ CASES: Mapping[str, Case] = {
             f"base={GOLDEN / 'muse-format-1' / 'hub'}",
         ),
         faults=("loss.critic=true",),
+        on_device=("loss.critic=true", "model.self_conditioning=true", "optim.name=muon"),
         samples=(("--text", "a red circle"), ("--text", "a red circle", "--image", "{medium}", "--mask", "{mask}")),
         opens_media=False,
     ),
@@ -279,6 +280,7 @@ CASES: Mapping[str, Case] = {
         ),
         faults=("model.quantizer=vq",),
         golden=("model.codebook_size=32",),
+        on_device=("model.shortcut=true", "model.quantizer=vq", "model.codebook_size=16"),
         prepare=hasten_the_death_of_codes,
         tokenizer=True,
     ),
@@ -302,6 +304,7 @@ CASES: Mapping[str, Case] = {
         ),
         faults=("loss.critic=true",),
         golden=("eval.num_generated=0",),  # one code that tips over elsewhere makes another clip
+        on_device=("model.self_critic=true", "optim.name=lion"),
         samples=(
             ("--text", "a red circle"),
             ("--text", "a red circle", "--images"),

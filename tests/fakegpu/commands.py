@@ -23,7 +23,7 @@ def use_device(refuse_float64: bool = True, refuse_cpu_collectives: bool = False
 
 def run_all(commands: Sequence[Sequence[str]]) -> None:
     """Run commands of quintet, one after the other, until one fails; ends the process."""
-    use_device(refuse_float64=False)
+    use_device()
     for words in commands:
         print("$ quintet", *words, flush=True)  # noqa: T201
         try:

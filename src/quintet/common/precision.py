@@ -11,6 +11,11 @@ def at_least_fp32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def as_float64(x: Tensor) -> Tensor:
+    """Convert to float64, on the CPU if the device of the tensor may lack it, as MPS does."""
+    return x.double() if x.device.type in ("cpu", "cuda") else x.cpu().double()
+
+
 def choose_precision(name: str, device_type: str) -> str:
     """`engine.precision` on a type of device: auto is bf16 if the device computes it by instruction, else fp32."""
     if name != "auto":

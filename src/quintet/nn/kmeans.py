@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.common import rng
+from quintet.common.precision import as_float64
 from quintet.errors import UsageError
 
 MAX_ITERATIONS = 100
@@ -45,8 +46,8 @@ def fit(vectors: Tensor, clusters: int, seed: int, rounds: int = MAX_ITERATIONS)
         centres = _refilled_means(vectors, codes, clusters)
         before, codes, iterations = codes, nearest(vectors, centres), iterations + 1
         converged = torch.equal(before, codes)
-    within = (vectors - centres[codes]).square().sum(dtype=torch.float64)
-    total = (vectors - vectors.mean(0)).square().sum(dtype=torch.float64)
+    within = (vectors - centres[codes]).square().cpu().sum(dtype=torch.float64)
+    total = (vectors - vectors.mean(0)).square().cpu().sum(dtype=torch.float64)
     explained = float(1 - within / total) if total else 1.0
     return Clusters(centres, iterations, explained)
 
@@ -61,7 +62,7 @@ def kmeans_plus_plus(vectors: Tensor, clusters: int, generator: torch.Generator)
         to_last = torch.addmv(squares, vectors, vectors[last], alpha=-2).add_(squares[last])
         distances = distances.minimum(to_last.clamp_(min=0))
         distances[last] = 0
-        reached = distances.double().cumsum(0)
+        reached = as_float64(distances).cumsum(0)
         index = torch.searchsorted(reached, at * reached[-1], right=True)
         chosen.append(min(int(index), len(vectors) - 1))
     return vectors[chosen]

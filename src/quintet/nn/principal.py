@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.common import collectives
+from quintet.common.precision import as_float64
 from quintet.common.statistics import Statistics
 
 PATCHES_PER_CODE = 32
@@ -15,7 +16,7 @@ PATCHES_PER_CODE = 32
 
 def patch_statistics(patches: Tensor) -> Statistics:
     """Count, sum and sum of outer products of patches (patches, values)."""
-    patches = patches.double()
+    patches = as_float64(patches)
     count = torch.tensor(float(len(patches)), dtype=torch.float64, device=patches.device)
     return Statistics({"count": count, "sum": patches.sum(0), "products": patches.T @ patches})
 

@@ -6,16 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quintet.common.precision import as_float64
+
 
 def psnr(images: Tensor, others: Tensor) -> Tensor:
     """Peak signal-to-noise ratio (batch,), in dB, of images (batch, channels, height, width); at most 100 dB."""
-    error = (images.double() - others.double()).square().flatten(1).mean(1)
-    return (-10 * torch.log10(error.clamp(min=1e-10))).float()
+    error = (as_float64(images) - as_float64(others)).square().flatten(1).mean(1)
+    return (-10 * torch.log10(error.clamp(min=1e-10))).float().to(images.device)
 
 
 def ssim(images: Tensor, others: Tensor, window: int = 11, sigma: float = 1.5) -> Tensor:
     """Structural similarity (batch,) with a Gaussian window (Wang et al. 2004), averaged over channels."""
-    images, others = images.double(), others.double()
+    device, images, others = images.device, as_float64(images), as_float64(others)
     window = min(window, *images.shape[-2:])
     window -= 1 - window % 2  # must be odd
     kernel = _gaussian(window, sigma, images)
@@ -32,7 +34,7 @@ def ssim(images: Tensor, others: Tensor, window: int = 11, sigma: float = 1.5) -
     luminance, contrast = 0.01**2, 0.03**2
     above = (2 * mean * other_mean + luminance) * (2 * covariance + contrast)
     below = (mean**2 + other_mean**2 + luminance) * (variance + other_variance + contrast)
-    return (above / below).flatten(1).mean(1).float()
+    return (above / below).flatten(1).mean(1).float().to(device)
 
 
 def _gaussian(size: int, sigma: float, like: Tensor) -> Tensor:
@@ -43,7 +45,7 @@ def _gaussian(size: int, sigma: float, like: Tensor) -> Tensor:
 
 def frechet_distance(ours: Tensor, theirs: Tensor) -> float:
     """Frechet distance between two sets of vectors (n, dim) and (m, dim), at least two each; in double precision."""
-    ours, theirs = ours.double(), theirs.double()
+    ours, theirs = as_float64(ours), as_float64(theirs)
     between = (ours.mean(0) - theirs.mean(0)).square().sum()
     first, second = _covariance(ours), _covariance(theirs)
     # The trace of sqrt(first @ second) equals that of a symmetric matrix with the same, real eigenvalues.

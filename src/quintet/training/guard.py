@@ -181,7 +181,7 @@ def largest_moment(optimizer: Optimizer) -> Tensor | None:
     if moments[0].device.type == "cpu":
         # The norm takes ten times as long there; both are NaN if any element is.
         return torch.stack([bound for moment in moments for bound in moment.aminmax()]).abs().max()
-    return nn.utils.get_total_norm(moments, norm_type=torch.inf, foreach=True)
+    return nn.utils.get_total_norm(moments, norm_type=torch.inf)
 
 
 def nonfinite_tensors(groups: Mapping[str, Mapping[str, Tensor]], engine: Engine) -> list[str]:

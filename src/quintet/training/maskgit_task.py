@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from quintet.common import collectives
 from quintet.common.batch import Batch
-from quintet.common.precision import at_least_fp32
+from quintet.common.precision import as_float64, at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.config.masked import MaskGitRunConfig
 from quintet.errors import UsageError
@@ -207,7 +207,7 @@ class MaskGitTask(Task[ConfigT]):
             at = {ratio: float(sums[f"{kind}/{ratio}"] / sums[f"count/{ratio}"]) for ratio in MASK_RATIOS}
             metrics[name] = sum(at.values()) / len(at)
             metrics.update({f"{name}_{ratio:.0%}".replace("%", ""): value for ratio, value in at.items()})
-        metrics.update({name: float(values.double().mean()) for name, values in statistics.rows.items()})
+        metrics.update({name: float(as_float64(values).mean()) for name, values in statistics.rows.items()})
         return metrics
 
 

@@ -258,11 +258,11 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 def gradient_norm(parameters: Parameters) -> Tensor:
     """L2 norm over all gradients: non-finite if any element is."""
     gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-    return full_tensor(nn.utils.get_total_norm(gradients, foreach=True))
+    return full_tensor(nn.utils.get_total_norm(gradients))
 
 
 def clip_gradients(parameters: Parameters, norm: Tensor, limit: float) -> None:
-    nn.utils.clip_grads_with_norm_(parameters.values(), limit, norm, foreach=True)
+    nn.utils.clip_grads_with_norm_(parameters.values(), limit, norm)
 
 
 def optimizer_tensors(optimizer: Optimizer, parameters: Parameters) -> dict[str, Tensor]:

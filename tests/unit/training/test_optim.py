@@ -230,6 +230,18 @@ def test_one_bad_number_makes_the_norm_bad(bad: float) -> None:
     assert not gradient_norm(parameters).isfinite()
 
 
+def test_norms_and_clipping_need_no_foreach_kernels() -> None:
+    """A device without them, as MPS is; `meta` is another, and is on every machine."""
+    parameters = {"a": nn.Parameter(torch.ones(3, device="meta")), "b": nn.Parameter(torch.ones(2, 2, device="meta"))}
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = Lion([*parameters.values()], lr=1.0, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer.step()
+
+    clip_gradients(parameters, gradient_norm(parameters), 1.0)
+    assert largest_moment(optimizer) is not None
+
+
 def test_the_norm_of_nothing_is_zero() -> None:
     assert gradient_norm({"a": nn.Parameter(torch.zeros(1))}) == 0
 

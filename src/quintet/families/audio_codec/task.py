@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
+from quintet.common.precision import as_float64
 from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
 from quintet.families.audio_codec.config import AudioCodecConfig, AudioCodecLossConfig
@@ -150,12 +151,12 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         waves, decoded = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (waves, decoded))
         is_audible = audible(waves, lengths)
         sums = {
-            "count": torch.tensor(float(len(waves)), device=waves.device),
-            "mel_distance": self.eval_mel_distance.to(waves.device)(decoded, waves, lengths).double().sum(),
-            "stft_distance": stft_distance(decoded, waves, lengths).double().sum(),
+            "count": torch.tensor(float(len(waves))),
+            "mel_distance": as_float64(self.eval_mel_distance.to(waves.device)(decoded, waves, lengths)).sum(),
+            "stft_distance": as_float64(stft_distance(decoded, waves, lengths)).sum(),
             # SI-SDR is undefined for silent clips.
-            "audible": is_audible.sum().double(),
-            "si_sdr": si_sdr(decoded, waves)[is_audible].double().sum(),
+            "audible": as_float64(is_audible.sum()),
+            "si_sdr": as_float64(si_sdr(decoded, waves)[is_audible]).sum(),
             "codes": count_codes(codes, self.model.num_codes, self.model.num_quantizers),
         }
         return Statistics(sums)

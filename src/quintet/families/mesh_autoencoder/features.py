@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from quintet.common.precision import as_float64
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 
 SMALLEST_AREA = 2.0**-18
@@ -53,14 +54,14 @@ class FaceFeatures(nn.Module):
 @torch.no_grad()
 def feature_bins(corners: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The bins of coordinates, angles, area and normal of each face, the same in every batch."""
-    exact = corners.double()
+    exact = as_float64(corners)
     crossed = crossed_diagonals(exact)
-    return (
-        coordinate_bins(exact.flatten(1), bins),
-        binned(corner_angles(exact), 0, math.pi, bins, NUDGE),
-        binned(log_area(crossed), 0, 1, bins, NUDGE),
-        binned(nn.functional.normalize(crossed, dim=-1), -1, 1, bins, NUDGE),
-    )
+    coordinates = coordinate_bins(exact.flatten(1), bins)
+    angles = binned(corner_angles(exact), 0, math.pi, bins, NUDGE)
+    area = binned(log_area(crossed), 0, 1, bins, NUDGE)
+    normal = binned(nn.functional.normalize(crossed, dim=-1), -1, 1, bins, NUDGE)
+    device = corners.device
+    return coordinates.to(device), angles.to(device), area.to(device), normal.to(device)
 
 
 def waves(bins: int, count: int) -> Tensor:
@@ -84,7 +85,7 @@ def binned(values: Tensor, low: float, high: float, bins: int, nudge: float = 0.
 
 def coordinate_bins(coordinates: Tensor, bins: int) -> Tensor:
     """Bin indices as those of `media.mesh.quantise`: a value just below the edge of a bin counts as on it."""
-    return binned(coordinates.double() + 2e-6 / bins, -1, 1, bins)
+    return binned(as_float64(coordinates) + 2e-6 / bins, -1, 1, bins).to(coordinates.device)
 
 
 def bin_centres(indices: Tensor, bins: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
+from quintet.common.precision import as_float64
 from quintet.common.statistics import Statistics
 from quintet.data.mesh import say_large_meshes
 from quintet.data.splits import Splits
@@ -104,8 +105,8 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
                 "count": torch.tensor(float(len(meshes))),
                 **{name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()},
                 "coordinates": torch.tensor(float(errors.numel())),
-                "coordinate_accuracy": (errors <= 1).sum().double(),
-                "coordinate_exact": (errors == 0).sum().double(),
+                "coordinate_accuracy": as_float64((errors <= 1).sum()),
+                "coordinate_exact": as_float64((errors == 0).sum()),
                 "codes": count_codes(codes.cpu(), model.num_codes, model.num_quantizers),
             }
         )
@@ -134,7 +135,7 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
 
 def originals(meshes: Meshes) -> list[Mesh]:
     """The single meshes of a packed batch, with indices into their own vertices."""
-    vertices = meshes.by_vertex.split(meshes.vertices.double().cpu())
+    vertices = meshes.by_vertex.split(meshes.vertices.cpu().double())
     starts = meshes.by_vertex.starts.cpu()
     faces = meshes.by_face.split(meshes.faces.cpu())
     return [Mesh(each.numpy(), (own - start).numpy()) for each, own, start in zip(vertices, faces, starts, strict=True)]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from quintet.common.precision import as_float64
 from quintet.common.rng import ItemRNG
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
@@ -113,8 +114,9 @@ class MeshTransformer(Pretrained, nn.Module):
         """
         if self.face_counts is None:
             return {}
-        fraction = counts.double().clamp(min=1).log() / math.log(self.config.max_faces + 1)
+        fraction = as_float64(counts).clamp(min=1).log() / math.log(self.config.max_faces + 1)
         buckets = 1 + (fraction * self.config.face_buckets).long().clamp(max=self.config.face_buckets - 1)
+        buckets = buckets.to(counts.device)
         known = counts > 0 if keep is None else keep.to(counts.device) & (counts > 0)
         return {"faces": buckets.masked_fill(~known, 0).to(self._device)}
 

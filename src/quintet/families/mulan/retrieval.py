@@ -24,7 +24,7 @@ def retrieval_metrics(audio: Tensor, text: Tensor, captions: Tensor) -> dict[str
     """
     metrics: dict[str, float] = {}
     for name, queries, candidates in (("text_to_audio", text, audio), ("audio_to_text", audio, text)):
-        ranks = best_ranks(queries, candidates, captions)
+        ranks = best_ranks(queries, candidates, captions).cpu()
         metrics.update({f"{name}_r{k}": float((ranks <= k).double().mean()) for k in RECALLS})
         metrics[f"{name}_median_rank"] = float(ranks.double().median())
         metrics[f"{name}_mrr"] = float((1 / ranks.double()).mean())

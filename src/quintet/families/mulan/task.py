@@ -16,6 +16,7 @@ from quintet.common import collectives
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.logging import say
+from quintet.common.precision import as_float64
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.data.audio import pad_windows
@@ -117,9 +118,9 @@ class MuLaNTask(Task[MuLaNConfig]):
         sums = self._zero_shot(pipeline, batch, audio) if self.config.eval.zero_shot_labels else {}
         if self.config.model.num_quantizers:
             quantized = pipeline.quantizer.decode(pipeline.quantizer.encode(audio))
-            sums["quantized"] = F.cosine_similarity(quantized, audio).double().sum()
+            sums["quantized"] = as_float64(F.cosine_similarity(quantized, audio)).sum()
         # The temperature of the evaluated weights, EMA or live; the mean over batches is the same value.
-        sums |= {"log_scale": pipeline.mulan.log_scale[-1].double(), "batches": torch.tensor(1.0)}
+        sums |= {"log_scale": as_float64(pipeline.mulan.log_scale[-1]), "batches": torch.tensor(1.0)}
         return Statistics(sums, {"audio": audio, "text": text, "captions": captions})
 
     def _zero_shot(self, pipeline: MuLaNPipeline, batch: Batch, audio: Tensor) -> dict[str, Tensor]:
@@ -156,7 +157,7 @@ class MuLaNTask(Task[MuLaNConfig]):
         """An image of the similarities of all clips and captions of a batch; the diagonal should be brightest."""
         pipeline: MuLaNPipeline = self.pipeline(modules)
         audio, text = pipeline.embed_batch(batch), pipeline.mulan.embed_prepared(self.prepared_texts(batch))
-        scores = similarities(audio, text).double().cpu()
+        scores = similarities(audio, text).cpu().double()
         image = draw_matrix(scores.numpy(), [Path(name).name for name in batch.names], _texts_of(batch))
         metadata = {"rows": list(batch.names), "columns": _texts_of(batch)}
         return [Artifact("similarities.png", partial(write_image, image), metadata, torch.from_numpy(image.copy()))]

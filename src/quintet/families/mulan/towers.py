@@ -17,6 +17,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from quintet.common.caches import default_folder
+from quintet.common.precision import as_float64
 from quintet.common.rng import ItemRNG
 from quintet.config import validate
 from quintet.config.text import PRETRAINED
@@ -110,8 +111,8 @@ class AudioSpectrogramTransformer(nn.Module):
     def moments(self, waves: Tensor, lengths: Tensor) -> Tensor:
         """Sum, sum of squares and count (3,) of the values of the valid spectrogram frames."""
         frames = self.log_mel.frames(lengths)
-        values = self.log_mel(waves).double()
-        valid_mask = (torch.arange(values.shape[-1], device=values.device) < frames[:, None])[:, None]
+        values = as_float64(self.log_mel(waves))
+        valid_mask = (torch.arange(values.shape[-1], device=values.device) < frames.to(values.device)[:, None])[:, None]
         valid = values[valid_mask.expand_as(values)]
         return torch.stack([valid.sum(), valid.square().sum(), valid.new_tensor(float(len(valid)))])
 

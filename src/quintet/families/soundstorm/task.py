@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Dataset, Item
-from quintet.common.precision import at_least_fp32
+from quintet.common.precision import as_float64, at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
@@ -173,9 +173,9 @@ class SoundStormTask(Task[SoundStormConfig]):
             logits = at_least_fp32(
                 modules["soundstorm"](masked_codes.tokens, conditioning, levels, where=masked_codes.where)
             )
-            sums[f"loss_{name}"] = F.cross_entropy(logits, masked_codes.targets, reduction="sum").double()
-            sums[f"accuracy_{name}"] = (logits.argmax(-1) == masked_codes.targets).sum().double()
-            sums[f"count_{name}"] = masked_codes.where.sum().double()
+            sums[f"loss_{name}"] = as_float64(F.cross_entropy(logits, masked_codes.targets, reduction="sum"))
+            sums[f"accuracy_{name}"] = as_float64((logits.argmax(-1) == masked_codes.targets).sum())
+            sums[f"count_{name}"] = as_float64(masked_codes.where.sum())
         return Statistics(sums)
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
@@ -204,9 +204,9 @@ class SoundStormTask(Task[SoundStormConfig]):
         captioned = torch.tensor([bool(text) for text in _texts(batch)], device=real.device)
         target = self._target(batch).to(real)
         sums = {
-            "mulan_score": (vectors * target).sum(1)[captioned].double().sum(),
-            "mulan_score_real": (real * target).sum(1)[captioned].double().sum(),
-            "captioned": captioned.sum().double(),
+            "mulan_score": as_float64((vectors * target).sum(1)[captioned]).sum(),
+            "mulan_score_real": as_float64((real * target).sum(1)[captioned]).sum(),
+            "captioned": as_float64(captioned.sum()),
         }
         return Statistics(sums, {"generated": vectors, "real": real})
 
