@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +18,18 @@ import pytest
 import soundfile
 from PIL import Image
 
-from contract.cases import Case
+from contract.cases import GOLDEN, Case
 from fakegpu.commands import run_all
-from helpers import forked, metrics, steps_saved, succeed
+from helpers import forked, free_port, metrics, steps_saved, succeed
 from quintet import registry
-from quintet.pipelines.base import Embedder, Tokenizer
+from quintet.pipelines.base import Embedder, Generator, Tokenizer
 
 KEYS = ("optim.decay_steps=4", "eval.every=2", "sample.every=2", "checkpoint.every=2")
+FEW = ("eval.num_generated=2", "eval.batch_size=2")
+WITH_ROWS = [
+    name for name, entry in registry.RECIPES.items() if issubclass(entry.pipeline_class(), Generator | Embedder)
+]
+"""Recipes that also gather rows for their metrics; all others only add numbers."""
 TOLERANCE = 1e-5
 MEASURED = ("time", "rate/")
 """Parts of the names of metrics that are measured with a clock."""
@@ -90,6 +96,44 @@ def test_a_gpu_does_what_the_cpu_does(
     assert_close(results[0], results[1], "eval.json")
     files = [sorted(path.relative_to(out).as_posix() for path in out.rglob("*")) for out in map(results_of, (gpu, cpu))]
     assert files[0] == files[1]
+
+
+def test_two_gpus_evaluate_what_one_cpu_does(tmp_path: Path) -> None:
+    """One group of two processes, whose backend refuses CPU tensors, as NCCL does."""
+    address = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                forked(
+                    [],
+                    tmp_path / f"said-{rank}",
+                    partial(run_all, evaluations(tmp_path / f"rank-{rank}"), refuse_float64=False, nccl=True),
+                    **{"RANK": rank, "LOCAL_RANK": rank, **address},
+                )
+            )
+            for rank in range(2)
+        ]
+        for process in processes:
+            assert process.end() == 0, process.seen
+
+    for words in evaluations(tmp_path / "cpu"):
+        succeed(*words)
+    for recipe in WITH_ROWS:
+        ours, theirs = (json.loads((tmp_path / by / f"{recipe}.json").read_text()) for by in ("rank-0", "cpu"))
+        assert_close(ours, theirs, recipe)
+    # The first process alone writes the metrics, and prints them.
+    assert not (tmp_path / "rank-1").exists()
+    assert "written to" in processes[0].seen
+    assert "written to" not in processes[1].seen
+
+
+def evaluations(out: Path) -> list[list[str]]:
+    """The commands that evaluate the golden export of each recipe on its data."""
+    return [
+        ["eval", str(folder / "hub"), "--data", str(folder / "data"), "--out", str(out / f"{recipe}.json"), *FEW]
+        for recipe in WITH_ROWS
+        for folder in (GOLDEN / f"{recipe}-format-1",)
+    ]
 
 
 def results_of(run: Path) -> Path:

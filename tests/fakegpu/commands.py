@@ -9,21 +9,25 @@ from collections.abc import Sequence
 
 import torch
 
+import quintet.common.collectives
+import quintet.common.device
 from fakegpu import device
 from quintet.cli import call
 
 
 def use_device(refuse_float64: bool = True, refuse_cpu_collectives: bool = False) -> None:
     """Every command of this process now chooses the fake GPU."""
-    import quintet.common.device
-
     device.use(refuse_float64, refuse_cpu_collectives)
     quintet.common.device.choose_device = lambda name, local_rank=0: torch.device(device.NAME, 0)
+    if refuse_cpu_collectives:
+        quintet.common.collectives._backend_device = lambda: torch.device(device.NAME, 0)
 
 
-def run_all(commands: Sequence[Sequence[str]]) -> None:
-    """Run commands of quintet, one after the other, until one fails; ends the process."""
-    use_device()
+def run_all(commands: Sequence[Sequence[str]], refuse_float64: bool = True, nccl: bool = False) -> None:
+    """Run commands of quintet, one after the other, until one fails; ends the process.
+
+    With `nccl`, several such processes form a group that sends tensors of the device and no others."""
+    use_device(refuse_float64, nccl)
     for words in commands:
         print("$ quintet", *words, flush=True)  # noqa: T201
         try:

@@ -35,6 +35,8 @@ def evaluate(
         raise UsageError(f"{run} has no run folder: name a file for the metrics with --out")
     session = EvalSession.open(with_keys(pipeline, overrides, ("eval", "sample")), data, live)
     metrics = session.metrics()
+    if not session.engine.is_main:
+        return
     # Metrics on other data do not replace the metrics of the run.
     name = "eval.json" if data is None else f"eval-{Path(data).name or 'data'}.json"
     target = out or origin.folder / name

@@ -110,12 +110,14 @@ def gather_uneven_rows(tensor: Tensor) -> Tensor:
     """Concatenate the rows of all ranks in rank order; the number of rows may differ. Not differentiable."""
     if not is_distributed():
         return tensor
+    # Rows may be on the CPU, such as the scores of a judge, although the backend supports only a GPU (NCCL).
+    device, tensor = tensor.device, tensor.to(_backend_device())
     count = torch.tensor([len(tensor)], device=tensor.device)
     counts = gather_rows(count).tolist()
     padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
     padded[: len(tensor)] = tensor
     parts = gather_rows(padded).view(len(counts), max(counts), *tensor.shape[1:])
-    return torch.cat([part[:length] for part, length in zip(parts, counts, strict=True)])
+    return torch.cat([part[:length] for part, length in zip(parts, counts, strict=True)]).to(device)
 
 
 def gather_texts(text: str, device: torch.device) -> list[str]:
@@ -134,6 +136,7 @@ def gather_names(names: Sequence[str], device: torch.device) -> list[str]:
 
 
 def _backend_device() -> torch.device:
+    """A device whose tensors the backend of the process group supports."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
