@@ -1,7 +1,7 @@
 """Failed allocations: recognising them, and one-sentence errors for those that the size of a model causes.
 
 Does not import torch, so that the command line can use it. The exceptions depend on who could not allocate: Python,
-numpy, torch, CUDA, oneDNN or the C++ library.
+numpy, torch, CUDA, cuBLAS, cuDNN, NCCL, MPS, oneDNN or the C++ library.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quintet.config import RunConfig, flatten
-from quintet.errors import RunError
+from quintet.errors import QuintetError, RunError
 
-_SIGNS = ("can't allocate memory", "could not create a primitive", "bad_alloc", "not enough memory")
+_SIGNS = (
+    *("can't allocate memory", "could not create a primitive", "bad_alloc", "not enough memory"),
+    *("out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
+)
 _OVERFLOWS = ("Storage size calculation overflowed", "Overflow when unpacking long", "overflow")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory could not be allocated."""
+    if isinstance(error, QuintetError):
+        return False  # its sentence may speak of memory, but has its own advice
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or any(sign in str(error) for sign in _SIGNS)
 

@@ -255,7 +255,9 @@ def explain_failure(error: BaseException, grad_accum_steps: int, micro_batch_siz
             "model or smaller items"
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "NCCL", "Connection closed")):
-        if "imed out" in text:
+        if "Duplicate GPU" in text:
+            return RunError("two processes of this run use the same GPU; start one process per GPU")
+        if "imed out" in text or "timing out" in text:
             return LostContactError(
                 "another process of this run did not answer within engine.timeout_seconds; log.txt of the run has the "
                 "stack of each process"

@@ -221,7 +221,18 @@ def out_of_memory() -> BaseException:
 
 
 @pytest.mark.parametrize(
-    "error", [out_of_memory(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")]
+    "error",
+    [
+        out_of_memory(),
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 17.00 GB, other allocations: 384.00 KB)"),
+        RuntimeError("NCCL error in: NCCLUtils.cpp:77\nLast error:\nCuda failure 'out of memory'"),
+    ],
 )
 def test_out_of_memory_proposes_smaller_micro_batches(error: BaseException) -> None:
     failure = explain_failure(error, grad_accum_steps=2, micro_batch_size=8)
@@ -258,10 +269,22 @@ def test_a_lost_process_is_one_sentence(text: str) -> None:
     assert "\n" not in str(failure)
 
 
-def test_a_process_that_does_not_answer_is_one_sentence() -> None:
-    failure = explain_failure(
-        RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"), 1, 8
-    )
+def test_two_processes_on_one_gpu_are_one_sentence() -> None:
+    text = "NCCL error in: NCCLUtils.cpp:77\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+    failure = explain_failure(RuntimeError(text), 1, 8)
+    assert str(failure) == "two processes of this run use the same GPU; start one process per GPU"
+    assert not isinstance(failure, LostContactError)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 8001 milliseconds before timing out.",
+    ],
+)
+def test_a_process_that_does_not_answer_is_one_sentence(text: str) -> None:
+    failure = explain_failure(RuntimeError(text), 1, 8)
     assert isinstance(failure, LostContactError)
     assert "did not answer within engine.timeout_seconds" in str(failure)
 
@@ -275,6 +298,7 @@ def test_only_a_launcher_that_may_restart_says_so() -> None:
 def test_other_errors_are_not_explained_away() -> None:
     assert explain_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 1, 8) is None
     assert explain_failure(ValueError("gloo"), 1, 8) is None
+    assert explain_failure(RunError("out of memory while the model is built; use smaller sizes"), 1, 8) is None
 
 
 # --- looking ------------------------------------------------------------------------------------------------------
