@@ -1,11 +1,11 @@
-"""Commands of quintet in a process whose device is the fake GPU."""
+"""Functions and commands of quintet in a process whose device is the fake GPU."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,6 +21,13 @@ def use_device(refuse_float64: bool = True, refuse_cpu_collectives: bool = False
     quintet.common.device.choose_device = lambda name, local_rank=0: torch.device(device.NAME, 0)
     if refuse_cpu_collectives:
         quintet.common.collectives._backend_device = lambda: torch.device(device.NAME, 0)
+
+
+def run_check(check: Callable[[], object]) -> None:
+    """Call a function in a process with the device; ends the process."""
+    use_device()
+    check()
+    os._exit(0)
 
 
 def run_all(commands: Sequence[Sequence[str]], refuse_float64: bool = True, nccl: bool = False) -> None:

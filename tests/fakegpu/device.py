@@ -135,6 +135,8 @@ class FakeGPU(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.rules = Rules()
+        self.copies = 0
+        """Number of copies from the CPU to the device so far, each of which a GPU may have to wait for."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(function, args, kwargs or {})
@@ -153,6 +155,7 @@ class FakeGPU(TorchDispatchMode):
         check_devices(name, args, tensors)
         if self.rules.refuse_float64 and target != "cpu":
             check_float64(name, [*here, *([kwargs["dtype"]] if "dtype" in kwargs else [])])
+        self.copies += is_copy_to_device(name, args, target)
         result = function(*tree_map(unwrap, args), **inner_keywords(name, kwargs))
         if target == "cpu":
             return result
@@ -203,6 +206,14 @@ def check_devices(name: str, args: Sequence[Any], tensors: Sequence[Tensor]) -> 
         mixed = bool(here) and any(tensor.ndim or name in JOINS for tensor in elsewhere)
     if mixed:
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {NAME} and cpu ({name})")
+
+
+def is_copy_to_device(name: str, args: Sequence[Any], target: str | None) -> bool:
+    if name == "aten._to_copy.default":
+        return target == NAME and not isinstance(args[0], FakeGPUTensor)
+    return (
+        name == "aten.copy_.default" and isinstance(args[0], FakeGPUTensor) and not isinstance(args[1], FakeGPUTensor)
+    )
 
 
 def check_float64(name: str, operands: Sequence[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from fakegpu import device
+from fakegpu.commands import run_check
 from helpers import forked
 
 
@@ -68,16 +68,19 @@ def gradients() -> None:
     assert torch.equal(moved.weight.grad.cpu(), expected)
 
 
-def in_its_process(check: Callable[[], None]) -> None:
-    device.use()
-    check()
-    os._exit(0)
+def copies_to_the_device() -> None:
+    layer, x = torch.nn.Linear(2, 2).to(device.NAME), gpu(3, 2)
+    before = device.MODE.copies
+    y = layer(x).to(torch.float16).float()
+    assert device.MODE.copies == before
+    assert torch.equal((y + y.new_tensor([1.0, 1.0]) - 1).cpu(), y.cpu())
+    assert device.MODE.copies == before + 1
 
 
-CHECKS = (mixed_operands, operands_that_cuda_accepts, reading_without_copying, float64, gradients)
+CHECKS = (mixed_operands, operands_that_cuda_accepts, reading_without_copying, float64, gradients, copies_to_the_device)
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_rules_of_a_gpu(check: Callable[[], None], tmp_path: Path) -> None:
-    with forked([], tmp_path / "said", partial(in_its_process, check)) as process:
+    with forked([], tmp_path / "said", partial(run_check, check)) as process:
         assert process.end() == 0, process.seen

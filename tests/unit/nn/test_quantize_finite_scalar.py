@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from vector_quantize_pytorch import FSQ
 
+from fakegpu import device
+from fakegpu.commands import run_check
+from helpers import forked
 from quintet.nn.quantize import FiniteScalarQuantizer
 from quintet.nn.quantize.codebook_free import LEVEL_SIZES, grid_for
 
@@ -64,3 +69,27 @@ def test_far_out_values_stay_on_the_grid() -> None:
     x = torch.tensor([-torch.inf, -1e30, 1e30, torch.inf])[None, :, None].expand(1, 4, 3)
     codes = quantizer.encode(x)
     assert codes.tolist() == [[0, 0, 239, 239]]
+
+
+def quantize_on_the_device() -> None:
+    quantizer = FiniteScalarQuantizer(12, (8, 6, 5), depth=1).to(device.NAME)
+    x = torch.randn(2, 5, 12).to(device.NAME)
+    before = device.MODE.copies
+    quantized = quantizer(x)
+    quantizer.codes_to_vectors(quantized.codes)
+    assert device.MODE.copies == before
+
+
+def test_a_forward_pass_copies_no_constant_to_the_gpu(tmp_path: Path) -> None:
+    with forked([], tmp_path / "said", partial(run_check, quantize_on_the_device)) as process:
+        assert process.end() == 0, process.seen
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_the_grid_is_exact_in_fp64(depth: int) -> None:
+    sizes = (8, 5, 3)
+    vectors = FiniteScalarQuantizer(3, sizes, depth=depth).double().all_vectors()
+    steps = torch.tensor([[float(size // 2) for size in sizes]], dtype=torch.float64)
+    scales = torch.tensor([float(size - 1) ** -depth for size in sizes], dtype=torch.float64)
+    digits = vectors / (scales / steps)
+    assert torch.equal(digits.round() * (scales / steps), vectors)

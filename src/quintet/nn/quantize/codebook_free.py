@@ -130,9 +130,17 @@ class FiniteScalarQuantizer(SingleQuantizer):
         super().__init__(dim, len(level_sizes), math.prod(level_sizes))
         self.level_sizes = tuple(level_sizes)
         self.depth = depth
+        # Buffers, because a constant that a forward pass creates is a copy to the GPU that it waits for.
+        self.sizes: Tensor
+        self.strides: Tensor
+        self.scales: Tensor
+        self.register_buffer("sizes", torch.tensor(self.level_sizes), persistent=False)
+        strides = [math.prod(self.level_sizes[:i]) for i in range(self.code_dim)]
+        self.register_buffer("strides", torch.tensor(strides), persistent=False)
+        self.register_buffer("scales", torch.tensor(self._exact_scales), persistent=False)
 
     def bound(self, latents: Tensor) -> Tensor:
-        sizes, widths = self._sizes(latents), self._widths(latents)
+        sizes, widths = self.sizes.to(latents.dtype), self._widths(latents.dtype)
         reach = (sizes - 1) * (1 + MARGIN) / 2
         offsets = (sizes % 2 == 0) / 2
         # The shift maps 0 to 0, although an even grid is not symmetric.
@@ -140,33 +148,32 @@ class FiniteScalarQuantizer(SingleQuantizer):
         return ((latents + shifts).tanh() * reach - offsets) / widths
 
     def nearest(self, latents: Tensor, levels: int | None = None) -> Tensor:
-        sizes, widths = self._sizes(latents), self._widths(latents)
+        sizes, widths = self.sizes.to(latents.dtype), self._widths(latents.dtype)
         # A NaN must not become an index: the step that produced it is skipped only later.
-        steps = (latents * (widths / self._scales(latents))).nan_to_num().round()
+        steps = (latents * (widths / self._scales(latents.dtype))).nan_to_num().round()
         digits = (steps + widths).clamp(min=0).minimum(sizes - 1)
-        return (digits.long() * self._strides(latents.device)).sum(-1)
+        return (digits.long() * self.strides).sum(-1)
 
     def look_up(self, codes: Tensor) -> Tensor:
-        digits = codes[:, None] // self._strides(codes.device) % torch.tensor(self.level_sizes, device=codes.device)
-        widths = self._widths(self.placement)
-        return (digits - widths) * (self._scales(widths) / widths)
+        digits = codes[:, None] // self.strides % self.sizes
+        widths = self._widths(self.placement.dtype)
+        return (digits - widths) * (self._scales(widths.dtype) / widths)
 
     def auxiliary_loss(self, latents: Tensor, values: Tensor, valid: Tensor | None) -> Tensor:
         return latents.new_zeros(())
 
-    def _sizes(self, like: Tensor) -> Tensor:
-        return like.new_tensor(self.level_sizes)
+    def _widths(self, dtype: torch.dtype) -> Tensor:
+        """Number of grid steps from 0 to -1, `(code_dim,)`."""
+        return (self.sizes // 2).to(dtype)
 
-    def _widths(self, like: Tensor) -> Tensor:
-        """Number of grid steps from 0 to -1."""
-        return like.new_tensor([size // 2 for size in self.level_sizes])
+    @property
+    def _exact_scales(self) -> list[float]:
+        return [float(size - 1) ** -self.depth for size in self.level_sizes]
 
-    def _scales(self, like: Tensor) -> Tensor:
-        return like.new_tensor([float(size - 1) ** -self.depth for size in self.level_sizes])
-
-    def _strides(self, device: torch.device) -> Tensor:
-        """The weight of each digit in the code, `(code_dim,)`."""
-        return torch.tensor([math.prod(self.level_sizes[:i]) for i in range(self.code_dim)], device=device)
+    def _scales(self, dtype: torch.dtype) -> Tensor:
+        if dtype == self.scales.dtype == torch.float32:
+            return self.scales
+        return torch.tensor(self._exact_scales, dtype=dtype, device=self.sizes.device)
 
 
 def grid_for(num_codes: int) -> tuple[int, ...]:
