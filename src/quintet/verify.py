@@ -26,7 +26,7 @@ from quintet.runs import initial_weights, task_in
 from quintet.training.edits import edited_keys
 from quintet.training.prepare import changed_data, open_splits
 from quintet.training.run_folder import Run
-from quintet.training.state import Progress, environment
+from quintet.training.state import Progress, environment, environment_changes
 from quintet.training.trainer import Trainer
 
 HARMLESS = tuple(key for key in configs.RESUMABLE if key not in ("train.grad_accum_steps", "engine."))
@@ -117,7 +117,7 @@ def _replay(run: Run, start: int, end: int, copies: Path) -> Verdict:
         trainer.close()
     replayed = copies / "replayed"
     checkpoint.write_folder(replayed, trainer.state.contents(1, trainer.splits.fingerprint))
-    return Verdict(start, end, *_compare(replayed, target), _notes(meta))
+    return Verdict(start, end, *_compare(replayed, target), _notes(meta, trainer.device))
 
 
 def _select_step(run: Run, valid: list[int], step: int | None, default: list[int]) -> int:
@@ -170,9 +170,8 @@ def _trainer_at(run: Run, config: RunConfig, meta: Mapping[str, Any], start: int
     return Trainer(task, copy, splits=splits, resume=True, force=True, init=init, silent=True)
 
 
-def _notes(meta: Mapping[str, Any]) -> list[str]:
-    now = {"quintet": quintet.__version__, **environment()}
-    return [f"{name} was {meta.get(name)} and is now {value}" for name, value in now.items() if meta.get(name) != value]
+def _notes(meta: Mapping[str, Any], device: torch.device) -> list[str]:
+    return environment_changes(meta, {"quintet": quintet.__version__, **environment(device)})
 
 
 def _compare(replayed: Path, target: Path) -> tuple[int, list[str]]:

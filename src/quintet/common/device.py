@@ -48,9 +48,24 @@ class Device:
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
+def set_cuda_modes(config: EngineConfig) -> None:
+    """Set TF32 for products and convolutions alike, which torch would set differently, and the choice of kernels."""
+    torch.backends.cuda.matmul.allow_tf32 = config.tf32
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark and not config.deterministic
+
+
+def numerics_of(device: torch.device) -> str:
+    """What else the codes of a model depend on, besides its weights: " tf32", or nothing."""
+    return " tf32" if device.type == "cuda" and torch.backends.cudnn.allow_tf32 else ""
+
+
 def own_device(config: EngineConfig) -> torch.device:
-    """The device of this process; available before the process group exists."""
-    return choose_device(config.device, RankInfo.from_environment().local_rank)
+    """The device of this process, with its modes set; available before the process group exists."""
+    device = choose_device(config.device, RankInfo.from_environment().local_rank)
+    if device.type == "cuda":
+        set_cuda_modes(config)
+    return device
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

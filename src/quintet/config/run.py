@@ -223,6 +223,16 @@ class EngineConfig(Section):
     compile: bool = Field(False, description="Compile every module with torch.compile.")
     channels_last: bool = Field(True, description="Channels-last memory format of convolution weights.")
     deterministic: bool = Field(False, description="Use deterministic algorithms on CUDA; on a CPU they always are.")
+    tf32: bool = Field(
+        False,
+        description="Compute fp32 matrix products and convolutions in TF32 on CUDA: faster on Ampere and later, with "
+        "10 bits of mantissa instead of 23.",
+    )
+    cudnn_benchmark: bool = Field(
+        False,
+        description="Let cuDNN time its convolution algorithms for each shape and take the fastest; ignored with "
+        "engine.deterministic.",
+    )
     activation_checkpointing: bool = Field(
         False, description="Activation checkpointing: recompute blocks in the backward pass, which needs less memory."
     )

@@ -18,8 +18,10 @@ from quintet.errors import UsageError
 MAX_ITERATIONS = 100
 INIT_VECTORS_PER_CLUSTER = 32
 """Number of random vectors per cluster that k-means++ chooses from; using all would take as long as the iterations."""
-MAX_SCORES = 2**22
+CPU_SCORES = 2**22
 """Elements of the score matrix per chunk: small enough for the CPU cache, large enough for an efficient product."""
+GPU_SCORES = 2**26
+"""The same on a GPU, where many small kernels would leave most of it idle: 256 MiB in fp32."""
 
 
 class Clusters(NamedTuple):
@@ -88,7 +90,7 @@ def nearest(vectors: Tensor, codebook: Tensor) -> Tensor:
     """
     offsets = codebook.square().sum(-1).mul_(-0.5)
     columns = codebook.t()
-    rows = max(1, MAX_SCORES // len(codebook))
+    rows = max(1, (CPU_SCORES if vectors.device.type == "cpu" else GPU_SCORES) // len(codebook))
     if len(vectors) <= rows:
         return torch.addmm(offsets, vectors, columns).argmax(-1)
     parts = (vectors[start : start + rows] for start in range(0, len(vectors), rows))

@@ -26,7 +26,7 @@ from quintet.common import files
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
 from quintet.common.batch import collate as collate_equal
-from quintet.common.device import Device
+from quintet.common.device import Device, numerics_of
 from quintet.common.inference import inference_mode
 from quintet.common.pixels import report_range
 from quintet.common.precision import choose_precision
@@ -259,7 +259,7 @@ class Tokenizer(Pipeline[ConfigT]):
             with inference_mode(self.modules):
                 return self.encode_batch(batch.to(self.device, self.dtype))
 
-        return TokenEncoder(self.digest, self.collate, encode)
+        return TokenEncoder(self.digest + numerics_of(self.device), self.collate, encode)
 
 
 class Generator(Pipeline[ConfigT]):

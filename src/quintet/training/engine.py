@@ -95,7 +95,6 @@ class Engine(Device):
         return peak if sys.platform == "darwin" else peak * 1024
 
     def _join(self, rank_info: RankInfo) -> None:
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=self.config.timeout_seconds)
         try:
             # An explicit rendezvous: `timeout` is for running processes, and processes may start at different times.
@@ -103,7 +102,7 @@ class Engine(Device):
             store = _open_store(rank_info, patience)
             attempt = rendezvous(store, rank_info.rank, rank_info.world_size, patience)
             dist.init_process_group(
-                backend,
+                **group_arguments(self.device),
                 store=dist.PrefixStore(f"quintet/{attempt}", store),  # type: ignore[attr-defined]
                 rank=rank_info.rank,
                 world_size=rank_info.world_size,
@@ -149,6 +148,8 @@ class Engine(Device):
             forward_sync_buffers=False,
             find_unused_parameters=find_unused_parameters,
             bucket_cap_mb=self.config.bucket_megabytes,
+            # Gradients are views of the buckets, which otherwise need the memory of the gradients once more.
+            gradient_as_bucket_view=True,
         )
 
     def shard(self, modules: Mapping[str, nn.Module]) -> None:
@@ -205,6 +206,12 @@ class Engine(Device):
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 """Minimum timeout of the rendezvous: processes may start and list the data at different speeds."""
+
+
+def group_arguments(device: torch.device) -> dict[str, Any]:
+    """Arguments of `init_process_group` for a device. NCCL connects at once if it knows the GPU, so that a failure
+    shows at the start, and barriers do not have to guess it."""
+    return {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
 
 
 def _open_store(rank_info: RankInfo, timeout: timedelta) -> Any:

@@ -29,7 +29,7 @@ from quintet.training.run_folder import Run, resume_command
 from quintet.training.schedule import Schedule, schedule_of
 from quintet.training.signals import StopRequest
 from quintet.training.skipped import SkippedMessages
-from quintet.training.state import TrainingState, environment
+from quintet.training.state import TrainingState, environment, environment_changes
 from quintet.training.task import Task
 from quintet.training.throughput import Throughput
 
@@ -168,9 +168,8 @@ class TrainingSession:
             # The pointer may be damaged or outdated; without it the best checkpoint would be pruned.
             self.saver.write_pointer("best", self.state.progress.best_step)
         self.print(f"resumed from {folder}")
-        for name, now in environment().items():
-            if meta.get(name) != now:
-                self.print(f"warning: {name} was {meta.get(name)} and is now {now}: results will not be bit-identical")
+        for change in environment_changes(meta, environment(self.engine.device)):
+            self.print(f"warning: {change}: results will not be bit-identical")
 
     def _check_data(self, force: bool) -> None:
         difference = prepare.changed_data(self.run, self.splits)

@@ -89,6 +89,7 @@ class TrainingState:
 
     def __init__(self, task: Task[Any], engine: Engine | None = None) -> None:
         self.task = task
+        self.device = torch.device("cpu") if engine is None else engine.device
         self.progress = Progress()
         config: RunConfig = task.config
         self.ema = EMA(config.ema, task.modules, task.averaged) if config.ema.enabled else None
@@ -133,7 +134,7 @@ class TrainingState:
             **asdict(self.progress),
             "data_fingerprint": fingerprint,
             "world_size": world_size,
-            **environment(),
+            **environment(self.device),
         }
         contents.text["config.yaml"] = self.task.config.to_yaml()
         return contents
@@ -193,13 +194,37 @@ def newest_good(root: Path) -> int:
     return -1
 
 
-def environment() -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """Environment on which bit-identical results depend, besides the configuration."""
-    return {
+    found = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "cpu": platform.machine() + " " + cpu_name(),
     }
+    return found if device.type == "cpu" else {**found, **gpu_environment(device)}
+
+
+def gpu_environment(device: torch.device) -> dict[str, Any]:
+    """The part of the environment that a run on a GPU depends on; a run on a CPU has none of these."""
+    if device.type != "cuda":
+        return {"gpu": device.type}
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+    }
+
+
+GPU_KEYS = ("gpu", "cuda", "cudnn", "tf32")
+
+
+def environment_changes(meta: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between the environment of a checkpoint and that of this process, one text each."""
+    names = [*now, *(name for name in GPU_KEYS if name in meta and name not in now)]
+    return [
+        f"{name} was {meta.get(name)} and is now {now.get(name)}" for name in names if meta.get(name) != now.get(name)
+    ]
 
 
 def cpu_name() -> str:

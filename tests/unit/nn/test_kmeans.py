@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quintet.errors import UsageError
 from quintet.nn import kmeans
@@ -62,3 +65,23 @@ def test_identical_vectors_give_finite_centres() -> None:
     found = kmeans.fit(torch.ones(20, 3), 4, 0)
     assert found.centres.isfinite().all()
     assert found.explained == 1
+
+
+class CountProducts(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten.addmm.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("device", "chunks"), [("cpu", 4), ("meta", 1)])
+def test_a_device_with_more_memory_than_cache_gets_larger_chunks(device: str, chunks: int) -> None:
+    vectors, codebook = torch.zeros(2**13, 2, device=device), torch.zeros(2**11, 2, device=device)
+    with CountProducts() as products:
+        assert nearest(vectors, codebook).shape == (2**13,)
+    assert products.count == chunks

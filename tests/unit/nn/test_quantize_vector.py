@@ -80,7 +80,7 @@ def test_nearest_in_parts_equals_distances(monkeypatch: pytest.MonkeyPatch) -> N
     expected = torch.cdist(vectors, codebook).argmin(-1)
     assert torch.equal(kmeans.nearest(vectors, codebook), expected)
     for limit in (1, 33 * 7):
-        monkeypatch.setattr(kmeans, "MAX_SCORES", limit)
+        monkeypatch.setattr(kmeans, "CPU_SCORES", limit)
         assert torch.equal(kmeans.nearest(vectors, codebook), expected)
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from toy import toy_config
 
-from quintet.common.device import choose_device
+from quintet.common.device import choose_device, numerics_of, set_cuda_modes
 from quintet.common.inference import inference_mode
 from quintet.common.rank import RankInfo
 from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError, UsageError
-from quintet.training.engine import Engine, explain_failure, may_be_restarted
+from quintet.training.engine import Engine, explain_failure, group_arguments, may_be_restarted
+from quintet.training.state import environment, environment_changes
 
 CPU = EngineConfig(device="cpu")
 
@@ -208,6 +210,53 @@ def test_dropout_follows_seed_step_and_micro_batch_alone() -> None:
         assert not torch.equal(first, mask(*other))
     torch.manual_seed(seed_from(1, 2, 3, 0))
     assert torch.equal(first, nn.functional.dropout(torch.ones(100)))
+
+
+# --- GPUs, as far as they can be tried without one ----------------------------------------------------------------
+
+
+def test_nccl_knows_the_gpu_of_its_process() -> None:
+    assert group_arguments(torch.device("cuda", 3)) == {"backend": "nccl", "device_id": torch.device("cuda", 3)}
+    assert group_arguments(torch.device("cpu")) == {"backend": "gloo"}
+
+
+@pytest.fixture
+def _cuda_modes() -> Iterator[None]:
+    """Restores the modes of CUDA, which are those of the process."""
+    modes = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = modes
+
+
+@pytest.mark.usefixtures("_cuda_modes")
+@pytest.mark.parametrize("tf32", [False, True])
+def test_fp32_is_one_precision_for_products_and_convolutions(tf32: bool) -> None:
+    set_cuda_modes(EngineConfig(tf32=tf32))
+    assert torch.backends.cuda.matmul.allow_tf32 == tf32
+    assert torch.backends.cudnn.allow_tf32 == tf32
+    assert numerics_of(torch.device("cuda")) == (" tf32" if tf32 else "")
+    assert numerics_of(torch.device("cpu")) == ""
+
+
+@pytest.mark.usefixtures("_cuda_modes")
+def test_cudnn_times_its_kernels_unless_results_must_not_vary() -> None:
+    set_cuda_modes(EngineConfig(cudnn_benchmark=True))
+    assert torch.backends.cudnn.benchmark
+    set_cuda_modes(EngineConfig(cudnn_benchmark=True, deterministic=True))
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_a_change_of_gpu_is_a_change_of_the_environment() -> None:
+    cpu = environment(torch.device("cpu"))
+    assert not cpu.keys() & {"gpu", "cuda", "cudnn", "tf32"}
+    gpu = {**cpu, "gpu": "NVIDIA A100", "cuda": "13.0", "cudnn": 91900, "tf32": False}
+    assert environment_changes(cpu, cpu) == []
+    assert environment_changes(gpu, {**gpu, "gpu": "NVIDIA H100", "tf32": True}) == [
+        "gpu was NVIDIA A100 and is now NVIDIA H100",
+        "tf32 was False and is now True",
+    ]
+    assert environment_changes(gpu, cpu)[0] == "gpu was NVIDIA A100 and is now None"
+    assert environment_changes(cpu, gpu)[0] == "gpu was None and is now NVIDIA A100"
 
 
 # --- sentences for failures ---------------------------------------------------------------------------------------

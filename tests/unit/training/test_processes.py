@@ -117,6 +117,16 @@ def everything(rank: int, world: int) -> dict[str, Tensor]:
 TEXTS = ["", "zwei: ü 漢字 🙂"]
 
 
+def gradient_memory(engine: Engine) -> int:
+    """The number of memory blocks that hold the gradients of a module with two parameters after a step."""
+    net = nn.Linear(3, 2)
+    wrapped = engine.wrap({"net": net}, find_unused_parameters=False)["net"]
+    wrapped(torch.ones(1, 3)).sum().backward()
+    return len(
+        {parameter.grad.untyped_storage().data_ptr() for parameter in net.parameters() if parameter.grad is not None}
+    )
+
+
 def between_ranks(rank: int) -> dict[str, Any]:
     rows = torch.arange(3.0)[:, None] + 10 * rank if rank else torch.zeros(0, 1)
     replaced = collectives.broadcast(torch.full((2, 3), float(rank)).T)
@@ -134,6 +144,7 @@ def between_ranks(rank: int) -> dict[str, Any]:
         "from main": engine.from_main(7 + rank),
         "place": [engine.rank, engine.world_size, engine.is_main, engine.is_distributed],
         "refused": str(refused.value),
+        "gradient memory": gradient_memory(engine),
     }
 
 
@@ -249,6 +260,11 @@ def test_rows_are_in_the_order_of_the_global_batch(ranks: Path) -> None:
     assert two["statistics rows"][:, 0].tolist() == list(range(0, 24, 2))
     assert two["statistics some"][:, 0].tolist() == [0, 6, 12, 18]
     assert two["statistics sums count"] == 12
+
+
+def test_gradients_are_views_of_the_bucket_that_is_reduced(ranks: Path) -> None:
+    for rank in range(WORLD):
+        assert json.loads((ranks / f"between-{rank}.json").read_text())["gradient memory"] == 1
 
 
 @pytest.mark.parametrize("rank", range(WORLD))

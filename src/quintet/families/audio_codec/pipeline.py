@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Item
+from quintet.common.device import numerics_of
 from quintet.common.inference import inference_mode
 from quintet.config import validate
 from quintet.data.audio import audio_folder_splits, pad_windows, report_resampling
@@ -113,7 +114,8 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
             with inference_mode(self.modules):
                 return self.encode_batch(batch.to(self.device, self.dtype), num_quantizers)
 
-        return TokenEncoder(f"{self.digest} {num_quantizers} levels", self.collate, encode)
+        digest = f"{self.digest} {num_quantizers} levels{numerics_of(self.device)}"
+        return TokenEncoder(digest, self.collate, encode)
 
 
 def _check_lengths(lengths: Tensor, waves: Tensor) -> None:

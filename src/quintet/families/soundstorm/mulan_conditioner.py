@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from quintet.common.batch import Batch
+from quintet.common.device import numerics_of
 from quintet.data.audio import pad_windows
 from quintet.data.tokenized import TokenEncoder
 from quintet.errors import UsageError
@@ -69,4 +70,6 @@ class MuLaNConditioner:
 
         data = self.mulan.config.data
         windows = f"{data.seconds:g} s every {data.stride:g} s, {data.max_windows} at most, loudness {data.loudness}"
-        return TokenEncoder(f"{self.mulan.digest} {windows}", pad_windows, encode, "clip")
+        return TokenEncoder(
+            f"{self.mulan.digest} {windows}{numerics_of(self.mulan.device)}", pad_windows, encode, "clip"
+        )
