@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +21,12 @@ from PIL import Image
 
 from contract.cases import GOLDEN, Case
 from fakegpu.commands import run_all
-from helpers import forked, free_port, metrics, steps_saved, succeed
+from helpers import TINY, forked, free_port, log_text, metrics, step_folder, steps_saved, succeed, tensor_hashes
 from quintet import registry
+from quintet.common.weights.checkpoint import read_json
 from quintet.pipelines.base import Embedder, Generator, Tokenizer
+from quintet.training import loss_scale
+from quintet.training.state import Progress
 
 KEYS = ("optim.decay_steps=4", "eval.every=2", "sample.every=2", "checkpoint.every=2")
 FEW = ("eval.num_generated=2", "eval.batch_size=2")
@@ -96,6 +100,48 @@ def test_a_gpu_does_what_the_cpu_does(
     assert_close(results[0], results[1], "eval.json")
     files = [sorted(path.relative_to(out).as_posix() for path in out.rglob("*")) for out in map(results_of, (gpu, cpu))]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(("recipe", "keys"), [("muse", ()), ("mulan", ("train.grad_accum_steps=2",))])
+def test_fp16_skips_steps_that_overflow_and_resumes_exactly(
+    recipe: str, keys: tuple[str, ...], case: Case, data: Path, tmp_path: Path
+) -> None:
+    """With the rules of CUDA's autocast, and a first loss scale that is far too large."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    every = ("eval.every=12", "sample.every=12", "checkpoint.every=3")
+    words = ("train", recipe, data, *case.tiny, *every, *keys, "engine.precision=fp16", "optim.decay_steps=12")
+    there = [(*words, "--out", whole), (*words, "train.steps=3", "--out", parts), ("resume", parts, "train.steps=12")]
+    plan = [[str(word) for word in command] for command in there]
+    with forked([], tmp_path / "said", partial(run_from_large_scale, plan)) as process:
+        assert process.end() == 0, process.seen
+
+    first, last = (read_json(step_folder(parts, step), "meta") for step in (3, 12))
+    assert first["bad_steps"] > 0
+    assert last["loss_scale"] == LARGE_SCALE / 2 ** last["bad_steps"]
+    assert last["bad_steps"] < 12
+    assert last["steps_since_overflow"] > 0
+    assert "the gradients overflow in fp16, step skipped; the loss scale is now" in log_text(parts)
+    # The first part also validates at its end.
+    names = [name for name in asdict(Progress()) if not name.startswith("best")]
+    expected = read_json(step_folder(whole, 12), "meta")
+    assert {name: last[name] for name in names} == {name: expected[name] for name in names}
+    assert tensor_hashes(parts, 12) == tensor_hashes(whole, 12)
+
+
+LARGE_SCALE = 2.0**24
+
+
+def run_from_large_scale(commands: list[list[str]]) -> None:
+    loss_scale.INITIAL = LARGE_SCALE
+    run_all(commands)
+
+
+def test_fp16_is_refused_where_a_loss_takes_gradients(pictures: Path, tmp_path: Path) -> None:
+    words = ["train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "engine.precision=fp16"]
+    with forked([], tmp_path / "said", partial(run_all, [[str(word) for word in words]])) as process:
+        assert process.end() == 1
+    assert "recipe vqgan cannot be trained in fp16" in process.seen
+    assert not (tmp_path / "run").exists()
 
 
 def test_two_gpus_evaluate_what_one_cpu_does(tmp_path: Path) -> None:

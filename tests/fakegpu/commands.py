@@ -11,13 +11,14 @@ import torch
 
 import quintet.common.collectives
 import quintet.common.device
-from fakegpu import device
+from fakegpu import autocast, device
 from quintet.cli import call
 
 
 def use_device(refuse_float64: bool = True, refuse_cpu_collectives: bool = False) -> None:
     """Every command of this process now chooses the fake GPU."""
     device.use(refuse_float64, refuse_cpu_collectives)
+    autocast.use()
     quintet.common.device.choose_device = lambda name, local_rank=0: torch.device(device.NAME, 0)
     if refuse_cpu_collectives:
         quintet.common.collectives._backend_device = lambda: torch.device(device.NAME, 0)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import succeed, tensor_hashes, train_tiny
+from helpers import TINY, copied, error_line, quintet, renew_sums, succeed, tensor_hashes, train_tiny
 from quintet import VQGanVAE, VQGanVAETrainer
 from quintet.common.precision import choose_precision, has_bf16
+from quintet.doctor import precisions
 from quintet.registry import read_config
 
 
@@ -63,6 +64,42 @@ def test_devices_without_known_instructions_use_fp32() -> None:
     assert choose_precision("auto", "mps") == "fp32"
     assert choose_precision("bf16", "mps") == "bf16"
     assert not has_bf16("mps")
+
+
+@pytest.mark.parametrize(
+    ("capability", "bf16", "expected"), [((7, 5), False, "fp16"), ((8, 0), True, "bf16"), ((6, 1), False, "fp32")]
+)
+def test_auto_is_the_best_that_a_card_has(
+    capability: tuple[int, int], bf16: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert choose_precision("auto", "cuda") == expected
+    assert f"fast in {expected}" in precisions(capability)
+
+
+def test_training_in_fp16_on_a_cpu_is_refused(pictures: Path, tmp_path: Path) -> None:
+    outcome = quintet("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "engine.precision=fp16")
+    assert outcome.code == 2
+    said = "error: engine.precision=fp16 needs a GPU, and this process uses the CPU; set engine.precision=fp32"
+    assert error_line(outcome.errors) == said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_fp16_is_used_in_fp32_on_a_cpu(trained: Path, tmp_path: Path) -> None:
+    run = copied(trained, tmp_path / "run")
+    succeed("eval", run)
+    expected = (run / "eval.json").read_text()
+    for file in (run / "checkpoints").glob("*/config.yaml"):
+        text = file.read_text()
+        assert "precision: fp32" in text
+        file.write_text(text.replace("precision: fp32", "precision: fp16"))
+        renew_sums(file.parent)
+    succeed("eval", run)
+    assert (run / "eval.json").read_text() == expected
+    outcome = quintet("resume", run, "train.steps=16", "engine.precision=fp16")
+    assert outcome.code == 2
+    assert "engine.precision=fp16 needs a GPU" in error_line(outcome.errors)
 
 
 def test_the_doctor_names_the_precision_of_auto() -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from quintet.common.precision import choose_precision
+from quintet.common.precision import autocast_dtype, choose_precision
 from quintet.common.rank import RankInfo
 from quintet.config import EngineConfig
 from quintet.errors import UsageError
@@ -43,9 +43,8 @@ class Device:
                         tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
     def autocast(self) -> AbstractContextManager[object]:
-        if self.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        dtype = autocast_dtype(self.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
 
 def set_cuda_modes(config: EngineConfig) -> None:

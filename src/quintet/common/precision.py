@@ -5,6 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+TENSOR_CORES = (7, 0)
+"""Compute capability of the first CUDA devices with fast fp16 (Volta)."""
+NATIVE_BF16 = (8, 0)
+"""Compute capability of the first CUDA devices with bf16 and TF32 (Ampere)."""
+
 
 def at_least_fp32(x: Tensor) -> Tensor:
     """Convert to float32; float64 stays float64."""
@@ -17,10 +22,27 @@ def as_float64(x: Tensor) -> Tensor:
 
 
 def choose_precision(name: str, device_type: str) -> str:
-    """`engine.precision` on a type of device: auto is bf16 if the device computes it by instruction, else fp32."""
+    """`engine.precision` on a type of device: auto is bf16 or fp16 if the device computes it fast, else fp32.
+
+    A model that was trained in fp16 on a GPU is used in fp32 on a CPU, which has no instructions for fp16.
+    """
+    if name == "fp16" and device_type == "cpu":
+        return "fp32"
     if name != "auto":
         return name
-    return "bf16" if has_bf16(device_type) else "fp32"
+    if has_bf16(device_type):
+        return "bf16"
+    return "fp16" if has_fp16(device_type) else "fp32"
+
+
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """The data type of autocast; None: the precision needs no autocast."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+
+def has_fp16(device_type: str) -> bool:
+    """Whether a device computes fp16 faster than fp32: a CUDA device with tensor cores."""
+    return device_type == "cuda" and torch.cuda.get_device_capability() >= TENSOR_CORES
 
 
 def has_bf16(device_type: str) -> bool:

@@ -95,7 +95,8 @@ CHANGES = """\
   object in the training process. It samples `sample_texts`, which the original ignored.
 - **Items of a dataset object are read and encoded at every step**, as in the originals, and meshes
   are not changed. If the dataset draws its items at random, a resumed run continues with other items.
-- **Mixed precision is bf16**; fp16 is not supported.
+- **Mixed precision is bf16**, also for `fp16=True`. On a GPU without bf16, set `engine.precision=fp16`
+  for the generators, MuLaN and the mesh autoencoder.
 """
 
 DIFFERENT: Mapping[str, tuple[str, ...]] = {

@@ -76,7 +76,8 @@ class AcceleratorView:
 
     @property
     def mixed_precision(self) -> str:
-        return "bf16" if self._own.config.engine.precision == "bf16" else "no"
+        precision: str = self._own.config.engine.precision
+        return precision if precision in ("bf16", "fp16") else "no"
 
     @property
     def native_amp(self) -> bool:

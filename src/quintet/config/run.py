@@ -215,10 +215,11 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto", description="Device; auto uses a GPU if there is one."
     )
-    precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = Field(
         "fp32",
-        description="Numerical precision; bf16 uses autocast in the forward pass, weights stay fp32. auto is bf16 if "
-        "the device has instructions for it, else fp32; the choice is recorded when the run starts.",
+        description="Numerical precision; bf16 and fp16 use autocast in the forward pass, weights stay fp32. fp16 with "
+        "loss scaling is for GPUs without bf16. auto is bf16 if the device has instructions for it, else fp16 on a "
+        "GPU with tensor cores, else fp32; the choice is recorded when the run starts.",
     )
     compile: bool = Field(False, description="Compile every module with torch.compile.")
     channels_last: bool = Field(True, description="Channels-last memory format of convolution weights.")

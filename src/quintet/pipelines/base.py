@@ -29,7 +29,7 @@ from quintet.common.batch import collate as collate_equal
 from quintet.common.device import Device, numerics_of
 from quintet.common.inference import inference_mode
 from quintet.common.pixels import report_range
-from quintet.common.precision import choose_precision
+from quintet.common.precision import autocast_dtype, choose_precision
 from quintet.common.weights import pretrained
 from quintet.common.weights.checkpoint import Contents, write_folder
 from quintet.common.weights.loading import weights_digest
@@ -164,8 +164,8 @@ class Pipeline(ABC, Generic[ConfigT]):
     @contextmanager
     def inference(self) -> Iterator[None]:
         """Eval mode, no gradients, the precision of the run."""
-        bf16 = choose_precision(self.config.engine.precision, self.device.type) == "bf16"
-        with inference_mode(self.modules), torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+        dtype = autocast_dtype(choose_precision(self.config.engine.precision, self.device.type))
+        with inference_mode(self.modules), torch.autocast(self.device.type, dtype, enabled=dtype is not None):
             yield
 
     # --- modules and weights --------------------------------------------------------------------------------

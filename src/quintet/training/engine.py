@@ -48,6 +48,8 @@ class Engine(Device):
         rank_info = RankInfo.from_environment()
         self._owns_group = rank_info.world_size > 1 and not dist.is_initialized()
         super().__init__(config)
+        self.loss_scale = 1.0
+        """Factor of the loss in the backward pass (fp16); set by the trainer before each step."""
         self.watchdog: HangWatchdog | None = None
         """None if the launcher created the process group: it then detects hangs itself."""
         if self._owns_group:
@@ -173,6 +175,10 @@ class Engine(Device):
                     if isinstance(module, DistributedDataParallel):
                         stack.enter_context(module.no_sync())
             yield
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss for the backward pass; in fp16 it is scaled, and the trainer unscales the gradients."""
+        return loss if self.loss_scale == 1.0 else loss * self.loss_scale
 
     def any_rank(self, *flags: bool | Tensor) -> list[bool]:
         """For each flag, whether it is set on any rank. One all-reduce and one device read for all flags."""

@@ -126,7 +126,7 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
     """
 
     # The gradient penalty of the discriminator needs second derivatives.
-    traits = Traits(best=("psnr", "max"), uncompiled=frozenset({"discriminator"}))
+    traits = Traits(best=("psnr", "max"), uncompiled=frozenset({"discriminator"}), takes_gradients=True)
     loss: ImageLossConfig
 
     def __init__(self, config: ConfigT, frozen: Frozen | None = None, modules: Modules | None = None) -> None:

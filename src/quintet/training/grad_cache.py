@@ -44,7 +44,7 @@ def grad_cache_backward(
     full = {name: torch.cat([part[name] for part in rows]) for name in rows[0]}
     with engine.autocast():
         loss = phase.loss(modules, micro_batches[-1], Output({"rows": full, "shared": shared}), step)
-    loss.value.backward()  # type: ignore[no-untyped-call]
+    engine.scaled(loss.value).backward()  # type: ignore[no-untyped-call]
     statistics = loss.statistics
     for number, batch in enumerate(micro_batches):
         last = number == len(micro_batches) - 1

@@ -106,12 +106,19 @@ class NonFiniteGuard:
         progress.bad_steps += 1
         progress.bad_steps_in_a_row += 1
         kind, names = self._causes(batches)
-        where = "loss or gradient" if kind == "items" else "weights or optimizer state"
-        self.notify(f"step {progress.step}: non-finite {where}, step skipped; {kind}: {', '.join(names)}")
+        self.notify(f"step {progress.step}: {self._description(kind)}{', '.join(names)}")
         if self.engine.is_main:
-            self.run.write_metrics({"step": progress.step, "train/bad_steps": progress.bad_steps, kind: names})
+            causes: dict[str, object] = {kind: names} if names else {"train/loss_scale": progress.loss_scale}
+            self.run.write_metrics({"step": progress.step, "train/bad_steps": progress.bad_steps, **causes})
         if progress.bad_steps_in_a_row >= limit and not self._roll_back():
             self._give_up()
+
+    def _description(self, kind: str) -> str:
+        if kind == "overflow":
+            scale = self.state.progress.loss_scale
+            return f"the gradients overflow in fp16, step skipped; the loss scale is now {scale:g}"
+        where = "loss or gradient" if kind == "items" else "weights or optimizer state"
+        return f"non-finite {where}, step skipped; {kind}: "
 
     def check(self, may_roll_back: bool) -> None:
         """Find non-finite tensors that no loss depends on yet, such as an unused codebook entry."""
@@ -119,13 +126,16 @@ class NonFiniteGuard:
             self._give_up()
 
     def _causes(self, batches: Sequence[Batch]) -> tuple[str, list[str]]:
-        """The likely causes of a non-finite step: non-finite tensors of the training state, else items of the batch."""
+        """The likely causes of a non-finite step: non-finite tensors of the training state, else items of the batch, or
+        in fp16 a loss scale that is too large."""
         nonfinite = self._nonfinite()
         if nonfinite:
             more = [f"and {len(nonfinite) - 3} more"] if len(nonfinite) > 3 else []
             return "tensors", [*nonfinite[:3], *more]
         gather, device = collectives.gather_names, self.engine.device
         names = gather([name for batch in batches for name in batch.nonfinite_items()], device)
+        if not names and self.state.progress.loss_scale is not None:
+            return "overflow", []
         # If no item contains non-finite values, any of them may be the cause.
         return "items", names or gather([name for batch in batches for name in batch.names], device)
 

@@ -35,6 +35,7 @@ def check_before_data(task: Task[Any]) -> None:
     check_trackers(task.config.log.trackers)
     check_task(task)
     check_sharding(task)
+    check_precision(task)
     check_processes(task, max(rank.RankInfo.from_environment().world_size, collectives.world_size()))
 
 
@@ -136,12 +137,28 @@ def resolve(config: RunConfig, num_items: int) -> RunConfig:
     return config.changed(resolved) if resolved else config
 
 
-def fix_precision(config: RunConfig) -> RunConfig:
-    """Replace `engine.precision=auto` by the precision of this device, so that resuming elsewhere cannot change it."""
-    engine = config.engine
-    if engine.precision != "auto":
+def fix_precision(task: Task[Any]) -> Any:
+    """The configuration of a task with the precision of this device instead of `engine.precision=auto`, so that
+    resuming elsewhere cannot change it."""
+    config: RunConfig = task.config
+    if config.engine.precision != "auto":
         return config
-    return config.changed({"engine.precision": choose_precision(engine.precision, own_device(engine).type)})
+    chosen = choose_precision("auto", own_device(config.engine).type)
+    return config.changed({"engine.precision": "fp32" if chosen == "fp16" and task.traits.takes_gradients else chosen})
+
+
+def check_precision(task: Task[Any]) -> None:
+    """Raise UsageError if the task cannot be trained in fp16 on this device."""
+    engine = task.config.engine
+    if engine.precision != "fp16":
+        return
+    if own_device(engine).type == "cpu":
+        raise UsageError("engine.precision=fp16 needs a GPU, and this process uses the CPU; set engine.precision=fp32")
+    if task.traits.takes_gradients:
+        raise UsageError(
+            f"recipe {task.name} cannot be trained in fp16, in which the gradients that balance its losses underflow; "
+            "set engine.precision=fp32, or bf16 if the GPU has it"
+        )
 
 
 def resumed_config(old: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:

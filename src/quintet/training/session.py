@@ -53,7 +53,7 @@ class TrainingSession:
         lr_schedule: Schedule | None = None,
         silent: bool = False,
     ) -> None:
-        config: RunConfig = prepare.fix_precision(task.config)
+        config: RunConfig = prepare.fix_precision(task)
         task.config = config
         self.task = task
         self.run = run

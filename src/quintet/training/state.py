@@ -49,6 +49,10 @@ class Progress:
     bad_steps: int = 0
     bad_steps_in_a_row: int = 0
     rollbacks: int = 0
+    loss_scale: float | None = None
+    """Scale of the loss in the next step; None unless the run is in fp16."""
+    steps_since_overflow: int = 0
+    """Number of accepted steps since the loss scale was halved."""
     best_value: float | None = None
     best_step: int | None = None
 
@@ -171,7 +175,7 @@ class TrainingState:
 def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
     """The counters of `meta.json`. Counters that an older version did not write have their default."""
     known = {name: meta[name] for name in asdict(Progress()) if name in meta}
-    for name in ("step", "items_seen", "bad_steps", "bad_steps_in_a_row", "rollbacks"):
+    for name in ("step", "items_seen", "bad_steps", "bad_steps_in_a_row", "rollbacks", "steps_since_overflow"):
         if type(known.get(name, 0)) is not int or known.get(name, 0) < 0:
             raise CheckpointError(f"{folder / 'meta.json'}: '{name}' is not a count")
     if "step" not in known or (checkpoint.is_checkpoint_name(folder) and known["step"] != checkpoint.step_of(folder)):
@@ -179,6 +183,9 @@ def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
     value, step = known.get("best_value"), known.get("best_step")
     if not (value is None or isinstance(value, float)) or not (step is None or isinstance(step, int)):
         raise CheckpointError(f"{folder / 'meta.json'}: 'best_value' and 'best_step' are not numbers")
+    scale = known.get("loss_scale")
+    if not (scale is None or (isinstance(scale, float) and 0 < scale < float("inf"))):
+        raise CheckpointError(f"{folder / 'meta.json'}: 'loss_scale' is not a positive number")
     return Progress(**known)
 
 

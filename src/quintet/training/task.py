@@ -42,6 +42,9 @@ class Traits:
     shardable: bool = False
     """Whether the modules can be sharded (`engine.fsdp`): training only calls `forward`, no loss reads single weights,
     and no weight is a scalar."""
+    takes_gradients: bool = False
+    """Whether a loss takes gradients itself (`torch.autograd.grad`). Loss scaling does not reach them, and they
+    underflow in fp16, so the task is not trained in fp16."""
     minimum_batch: int = 1
     """The smallest valid global batch size (a contrastive loss needs two items)."""
 
@@ -144,8 +147,8 @@ class Task(ABC, Generic[ConfigT]):
                 for phase in active:
                     with engine.autocast():
                         loss = phase.loss(modules, batch, output, step)
-                    scaled = loss.value / len(micro_batches)
-                    scaled.backward()  # type: ignore[no-untyped-call]
+                    mean = loss.value / len(micro_batches)
+                    engine.scaled(mean).backward()  # type: ignore[no-untyped-call]
                     for part, value in {"loss": loss.value, **loss.parts}.items():
                         path = f"{phase.name}/{part}"
                         metrics[path] = metrics.get(path, 0) + value.detach() / len(micro_batches)

@@ -37,6 +37,7 @@ from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
 from quintet.common.weights.pretrained import pickle_hint
 from quintet.errors import RunError, UsageError
+from quintet.training import loss_scale
 from quintet.training.evaluate import evaluate, make_artifacts
 from quintet.training.guard import largest_moment
 from quintet.training.loader import LoadedBatch
@@ -162,8 +163,11 @@ class Trainer(TrainingSession):
         ready = time.perf_counter()
         step = self.step
         active = [state for state in self.state.phases if state.phase.active(step)]
+        self._set_loss_scale()
         with self.throughput.step(tuple(state.phase.name for state in active), *self._size(loaded)):
             report = self.task.backward(batches, self.modules, self.engine, step)
+        for state in active:
+            loss_scale.unscale(state.parameters.values(), self.engine.loss_scale)
         norms = {state.phase.name: gradient_norm(state.parameters) for state in active}
         moments = [moment for state in active if (moment := largest_moment(state.optimizer)) is not None]
         values = [*report.metrics.values(), *norms.values(), *moments]
@@ -178,6 +182,7 @@ class Trainer(TrainingSession):
             state.optimizer.zero_grad(set_to_none=True)
         self.state.progress.step += 1
         self.state.progress.items_seen += config.batch_size
+        loss_scale.update(self.state.progress, accepted=not nonfinite)
         if nonfinite:
             self.guard.note_nonfinite_step(batches)
         else:
@@ -185,6 +190,15 @@ class Trainer(TrainingSession):
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
         self.stopwatch.step(waiting=ready - began, computing=computed - ready)
         return {**report.metrics, "step": self.step, "stop_requested": self._stop.agreed}
+
+    def _set_loss_scale(self) -> None:
+        """Scale the loss of this step if the run is in fp16, which a resumed run may have become."""
+        progress = self.state.progress
+        if self.engine.precision == "fp16":
+            progress.loss_scale = progress.loss_scale or loss_scale.INITIAL
+        else:
+            progress.loss_scale = None
+        self.engine.loss_scale = progress.loss_scale or 1.0
 
     def _size(self, loaded: Sequence[LoadedBatch]) -> tuple[int, int | None]:
         """The number of items and of tokens in the micro-batches of this rank, which are not on the device yet."""
@@ -261,6 +275,8 @@ class Trainer(TrainingSession):
     def _log(self) -> dict[str, float]:
         metrics = {f"train/{name}": value for name, value in self.meter.read().items()}
         metrics["train/lr"] = self.lr_schedule(self.step - 1)
+        if self.state.progress.loss_scale is not None:
+            metrics["train/loss_scale"] = self.state.progress.loss_scale
         metrics.update({f"train/{name}": value for name, value in self._rates().items()})
         self._gather_skipped()
         self.log(**metrics)

@@ -155,7 +155,7 @@ def implied_betas(first: float, second: float) -> Implied:
 
 # --- entries of dictionaries ---------------------------------------------------------------------------------
 
-FP16_NOTICE = "fp16 is not supported: bf16, which needs no loss scaling, is used instead"
+FP16_NOTICE = "fp16 becomes bf16, which needs no loss scaling and which every recipe can be trained in"
 
 
 def precision(name: str) -> Any:

@@ -52,7 +52,7 @@ SPECTROGRAM_WIDTH = 320
 
 
 class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
-    traits = Traits(best=("mel_distance", "min"))
+    traits = Traits(best=("mel_distance", "min"), takes_gradients=True)
     pipeline_class = AudioCodecPipeline
     revive_every = 25
     loss: AudioCodecLossConfig
