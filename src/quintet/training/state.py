@@ -218,7 +218,7 @@ def gpu_environment(device: torch.device) -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(device),
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         "tf32": torch.backends.cuda.matmul.allow_tf32,
     }
 
