@@ -1,0 +1,219 @@
+"""One training step in a `Simulation`: memory by part, FLOPs, bytes moved and kernels, for a number of samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet.common.batch import Batch
+from quintet.common.rng import ItemRNG
+from quintet.training import optim
+from quintet.training.engine import recompute_activations
+from quintet.training.planning.autocast import clear_cache
+from quintet.training.planning.simulation import Simulation
+from quintet.training.task import Task
+
+LATE_STEP = 10**9 + 1
+"""A step in which every phase is active, and in which nothing happens that happens only in every N-th step."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes of what one process holds between two steps, and of gradients."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    ema: int
+    frozen: int
+    """Frozen models, such as a tokenizer."""
+    parameters: int
+    """Number of parameters."""
+    trained: int
+    """Number of those that an optimizer trains."""
+    checkpoint: int
+    """Bytes of a checkpoint: weights, moving average, and the state of the optimizers."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.ema + self.frozen
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One simulated step of some samples."""
+
+    samples: int
+    """Of each micro-batch."""
+    micro_batches: int
+    activations: int
+    """Peak of the bytes above the state and the gradients, in forward and backward pass."""
+    optimizer_temporaries: int
+    """The same of the optimizer step."""
+    flops: dict[torch.dtype, int]
+    bytes_moved: int
+    kernels: int
+
+
+class _Engine:
+    """The part of `Engine` that `Task.backward` uses, on the planned device."""
+
+    rank, world_size, seed = 0, 1, 0
+    is_main = True
+    is_distributed = False
+
+    def __init__(self, simulation: Simulation, precision: str) -> None:
+        self.device = simulation.device
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        self.precision = precision
+
+    @contextmanager
+    def micro_batch(self, modules: Any, step: int, number: int, synchronise: bool) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """As `torch.autocast`, which refuses a device that this machine does not have."""
+        if self.precision != "bf16":
+            yield
+            return
+        kind = self.device.type
+        before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        torch.set_autocast_enabled(kind, True)
+        torch.set_autocast_dtype(kind, torch.bfloat16)
+        torch.autocast_increment_nesting()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:  # type: ignore[no-untyped-call]
+                torch.clear_autocast_cache()  # type: ignore[no-untyped-call]
+                clear_cache()
+            torch.set_autocast_enabled(kind, before[0])
+            torch.set_autocast_dtype(kind, before[1])
+
+
+class SimulatedTraining:
+    """A task on `meta` whose steps can be simulated on a kind of device (`cuda` or `cpu`)."""
+
+    def __init__(self, task: Task[Any], device: str, precision: str) -> None:
+        self.task = task
+        self.simulation = Simulation(torch.device(device, 0) if device == "cuda" else torch.device(device))
+        self.engine = _Engine(self.simulation, precision)
+        self.item = task.example_item()
+        for module in _modules_of(task):
+            self.simulation.place(module)
+        self._convert_memory()
+        if task.config.engine.activation_checkpointing:
+            contexts = lambda: (nullcontext(), self.engine.autocast())  # noqa: E731
+            for module in task.modules.values():
+                recompute_activations(module, contexts)
+        self.temporaries = 0
+        with self.simulation, _quiet():
+            self.state = self._make_state()
+
+    def _convert_memory(self) -> None:
+        """Memory format and dtype of the configuration, as `Device.to_device` sets them."""
+        for module in self.task.modules.values():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.is_floating_point() and tensor.dtype != self.engine.dtype:
+                    raise NotImplementedError("a plan in double precision")
+
+    def _make_state(self) -> State:
+        """Run one optimizer step, after which the optimizers have their state."""
+        task, modules = self.task, self.task.modules
+        optimizers = []
+        for phase in task.phases:
+            parameters = optim.named_parameters(modules, phase.modules)
+            product = torch.bfloat16 if self.engine.precision == "bf16" else None
+            optimizers.append((parameters, optim.make_optimizer(phase.optim, parameters, product)))
+        trained: list[Tensor] = [each for parameters, _ in optimizers for each in parameters.values()]
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        for _, optimizer in optimizers:
+            optimizer.step()
+        with self.simulation.peak_since_now() as peak:
+            for _, optimizer in optimizers:
+                optimizer.step()
+            self.temporaries = peak()
+        for parameter in trained:
+            parameter.grad = None
+        moments = sum(_size(value) for _, optimizer in optimizers for value in _tensors_of(optimizer))
+        ema = sum(_bytes(modules[name]) for name in task.averaged) if task.config.ema.enabled else 0
+        weights = sum(map(_bytes, modules.values()))
+        self._optimizers = optimizers
+        return State(
+            weights=weights,
+            gradients=sum(map(_size, trained)),
+            optimizer=moments,
+            ema=ema,
+            frozen=sum(_bytes(module) for pipeline in task.frozen.values() for module in pipeline.modules.values()),
+            parameters=sum(each.numel() for module in modules.values() for each in module.parameters()),
+            trained=sum(each.numel() for each in trained),
+            checkpoint=weights + ema + moments,
+        )
+
+    def measure(self, samples: int, micro_batches: int = 1) -> Measured:
+        """Simulate the forward and backward passes of micro-batches of some samples."""
+        simulation, task = self.simulation, self.task
+        before = simulation.flops.copy(), simulation.bytes_moved, simulation.kernels
+        trained = [each for parameters, _ in self._optimizers for each in parameters.values()]
+        with simulation, _quiet(), torch.autograd.set_multithreading_enabled(False):  # type: ignore[attr-defined]
+            with simulation.peak_since_now() as peak:
+                batches = [self._batch(samples) for _ in range(micro_batches)]
+                report = task.backward(batches, task.modules, self.engine, LATE_STEP)  # type: ignore[arg-type]
+                above = peak()
+            del batches, report
+            for parameter in trained:
+                parameter.grad = None
+        return Measured(
+            samples=samples,
+            micro_batches=micro_batches,
+            activations=above,
+            optimizer_temporaries=self.temporaries,
+            flops=dict(simulation.flops - before[0]),
+            bytes_moved=simulation.bytes_moved - before[1],
+            kernels=simulation.kernels - before[2],
+        )
+
+    def _batch(self, samples: int) -> Batch:
+        fields = {name: self._field(value) for name, value in self.task.collate([self.item] * samples).items()}
+        rng = ItemRNG(0, [0] * samples, range(samples))
+        return Batch(fields, tuple(map(str, range(samples))), rng, self.engine.dtype)
+
+    def _field(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        # The shapes of a step depend on codes and lengths, never on pixels and waves.
+        return self.simulation.planned(value, keep=not value.is_floating_point() and value.dtype != torch.uint8)
+
+
+def _modules_of(task: Task[Any]) -> list[nn.Module]:
+    """The modules of a task, and those that its losses use and that are neither trained nor saved."""
+    own = [value for value in vars(task).values() if isinstance(value, nn.Module)]
+    return list(dict.fromkeys([*task.modules.values(), *own]))
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(map(_size, (*module.parameters(), *module.buffers())))
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that this machine lacks the planned device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
