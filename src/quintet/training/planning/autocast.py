@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+
+from quintet.training.planning.nested import mapped
 
 LOWER = frozenset(
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu linear addmm "
@@ -33,9 +34,9 @@ def cuda_autocast(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments of a function under CUDA's autocast."""
     name = name.strip("_").removeprefix("linalg_")
     if name in LOWER:
-        return tree_map(_lower, args), tree_map(_lower, kwargs)
+        return mapped(_lower, args), mapped(_lower, kwargs)
     if name in FULL and kwargs.get("dtype") is None:
-        return tree_map(_full, args), tree_map(_full, kwargs)
+        return mapped(_full, args), mapped(_full, kwargs)
     return args, kwargs
 
 

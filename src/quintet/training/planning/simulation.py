@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -20,9 +21,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from quintet.training.planning.autocast import cuda_autocast
+from quintet.training.planning.nested import leaves, mapped
 from quintet.training.throughput import FORMULAS
 
 aten = torch.ops.aten
@@ -71,7 +72,9 @@ class PlannedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        first = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, PlannedTensor))
+        if func is torch.ops.prim.device.default:
+            return CPU
+        first = next(each for each in leaves(args, kwargs) if isinstance(each, PlannedTensor))
         return first.simulation.run(func, args, kwargs or {})
 
 
@@ -91,6 +94,7 @@ class Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Bytes of all tensors that are alive."""
         self.peak = 0
         self._sizes: dict[int, int] = {}
+        self._shapes: dict[Any, Any] = {}
         self._constructors = _Constructors(self)
 
     def place(self, module: nn.Module) -> None:
@@ -129,12 +133,13 @@ class Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.run(func, args, kwargs or {})
-
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        planned = [each for each in tree_leaves((args, kwargs)) if isinstance(each, PlannedTensor)]
         if func is torch.ops.prim.device.default:
             return CPU
+        with torch._C.DisableTorchFunction():  # operations that torch derives in Python make tensors of their own
+            return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        planned = [each for each in leaves(args, kwargs) if isinstance(each, PlannedTensor)]
         if not planned and not self._is_here(kwargs.get("device")):
             return func(*args, **kwargs)
         special = _SPECIAL.get(func._overloadpacket)
@@ -142,34 +147,46 @@ class Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args, kwargs, done = special(self, args, kwargs)
             if done is not _NOT_DONE:
                 return done
-        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, PlannedTensor)]
-        result = func(*tree_map(_to_meta, args), **_on("meta", tree_map(_to_meta, kwargs)))
+        inputs = [each for each in leaves(args, kwargs) if isinstance(each, PlannedTensor)]
+        result = self._on_meta(func, args, kwargs)
         values = self._values(func, args, kwargs, inputs, result)
         outputs = self._wrap(result, values, inputs)
         self._count(func, args, kwargs, inputs, result)
         return outputs
+
+    def _on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result on `meta`. Shapes are remembered, because the blocks of a model repeat the same operations and
+        torch derives many shapes in Python."""
+        if func._schema.is_mutable or any(each.alias_info is not None for each in func._schema.returns):
+            return func(*mapped(_to_meta, args), **_on("meta", mapped(_to_meta, kwargs)))
+        key = func, _signature(args), _signature(kwargs)
+        if key not in self._shapes:
+            result = func(*mapped(_to_meta, args), **_on("meta", mapped(_to_meta, kwargs)))
+            self._shapes[key] = mapped(_shape, result)
+            return result
+        return mapped(_new, self._shapes[key])
 
     def _is_here(self, device: Any) -> bool:
         return device is not None and torch.device(device).type == self.device.type
 
     def _values(self, func: Any, args: Any, kwargs: Any, inputs: list[PlannedTensor], result: Any) -> Any:
         """The contents of the result, in its structure, if those of all inputs are known; else None."""
-        outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        outputs = [each for each in leaves(result) if isinstance(each, Tensor)]
         small = sum(each.numel() for each in outputs) <= MOST_VALUES
         known = all(each.value is not None for each in inputs)
         if known and small:
-            return func(*tree_map(_to_value, args), **_on("cpu", tree_map(_to_value, kwargs)))
+            return func(*mapped(_to_value, args), **_on("cpu", mapped(_to_value, kwargs)))
         if func._schema.is_mutable:
             for each, argument in zip(args, func._schema.arguments, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    for tensor in tree_leaves(each):
+                    for tensor in leaves(each):
                         if isinstance(tensor, PlannedTensor):
                             tensor.value = None
         return None
 
     def _wrap(self, result: Any, values: Any, inputs: list[PlannedTensor]) -> Any:
         known = {id(each.meta): each for each in inputs}
-        flat = iter(tree_leaves(values) if values is not None else ())
+        flat = iter(leaves(values) if values is not None else ())
 
         def wrap(each: Any) -> Any:
             value = next(flat, None) if values is not None else None
@@ -180,7 +197,7 @@ class Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._track(each)
             return PlannedTensor(each, self, value)
 
-        return tree_map(wrap, result)
+        return mapped(wrap, result)
 
     def _track(self, meta: Tensor) -> None:
         storage = meta.untyped_storage()
@@ -197,7 +214,7 @@ class Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memory -= self._sizes.pop(key)
 
     def _count(self, func: Any, args: Any, kwargs: Any, inputs: list[PlannedTensor], result: Any) -> None:
-        outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        outputs = [each for each in leaves(result) if isinstance(each, Tensor)]
         storages = {each.meta.untyped_storage()._cdata for each in inputs}
         if not func._schema.is_mutable and all(each.untyped_storage()._cdata in storages for each in outputs):
             return  # a view
@@ -205,7 +222,7 @@ class Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes_moved += sum(each.numel() * each.element_size() for each in (*outputs, *inputs))
         formula = FORMULAS.get(func._overloadpacket)
         if formula is not None:
-            shapes, options = tree_map(_to_meta, args), tree_map(_to_meta, kwargs)
+            shapes, options = mapped(_to_meta, args), mapped(_to_meta, kwargs)
             self.flops[outputs[0].dtype] += int(formula(*shapes, **options, out_val=result))
 
 
@@ -226,6 +243,34 @@ class _Constructors(TorchFunctionMode):  # type: ignore[no-untyped-call]
 
 
 _NOT_DONE = object()
+
+
+@dataclass(frozen=True)
+class _Shape:
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _shape(each: Any) -> Any:
+    return _Shape(each.size(), each.stride(), each.dtype) if isinstance(each, Tensor) else each
+
+
+def _new(each: Any) -> Any:
+    if not isinstance(each, _Shape):
+        return each
+    return torch.empty_strided(each.size, each.stride, dtype=each.dtype, device="meta")
+
+
+def _signature(value: Any) -> Any:
+    """A hashable description of arguments on which the shapes of a result depend."""
+    if isinstance(value, Tensor):
+        return value.size(), value.stride(), value.dtype
+    if isinstance(value, (tuple, list)):
+        return tuple([_signature(each) for each in value])
+    if isinstance(value, dict):
+        return tuple([(name, _signature(each)) for name, each in value.items()])
+    return type(value), value
 
 
 def _to_meta(each: Any) -> Any:
@@ -266,13 +311,13 @@ def _index(simulation: Simulation, args: Any, kwargs: Any) -> Any:
 
 def _from_values(function: Any) -> Any:
     def run(simulation: Simulation, args: Any, kwargs: Any) -> Any:
-        values = tree_map(_to_value, args)
-        if any(each is None for each in tree_leaves(values)) and any(
-            isinstance(each, PlannedTensor) and each.value is None for each in tree_leaves(args)
+        values = mapped(_to_value, args)
+        if any(each is None for each in leaves(values)) and any(
+            isinstance(each, PlannedTensor) and each.value is None for each in leaves(args)
         ):
             raise NotImplementedError(f"the shape of {function} depends on the weights")
-        result = function(*values, **tree_map(_to_value, kwargs))
-        planned = tree_map(lambda each: simulation.planned(each, keep=True) if isinstance(each, Tensor) else each, result)
+        result = function(*values, **mapped(_to_value, kwargs))
+        planned = mapped(lambda each: simulation.planned(each, keep=True) if isinstance(each, Tensor) else each, result)
         return args, kwargs, planned
 
     return run
@@ -288,14 +333,13 @@ def _move(simulation: Simulation, args: Any, kwargs: Any) -> Any:
 
 
 def _read(simulation: Simulation, args: Any, kwargs: Any) -> Any:
-    if args[0].value is None:
-        raise NotImplementedError("a step reads a number that depends on the weights")
-    return args, kwargs, args[0].value.item()
+    """A number; 1 in the place of one that depends on the weights, which a step at most checks."""
+    return args, kwargs, torch.ones((), dtype=args[0].dtype).item() if args[0].value is None else args[0].value.item()
 
 
 def _fused_step(simulation: Simulation, args: Any, kwargs: Any) -> Any:
     """One kernel that reads weights, gradients and moments and writes all but the gradients."""
-    tensors = [each for each in tree_leaves(args) if isinstance(each, Tensor)]
+    tensors = [each for each in leaves(args) if isinstance(each, Tensor)]
     simulation.kernels += 1
     simulation.bytes_moved += 2 * sum(each.numel() * each.element_size() for each in tensors)
     return args, kwargs, None

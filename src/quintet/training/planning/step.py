@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,12 @@ from quintet.training.planning.autocast import clear_cache
 from quintet.training.planning.simulation import Simulation
 from quintet.training.task import Task
 
-LATE_STEP = 10**9 + 1
+ORDINARY_STEP = 10**9 + 1
 """A step in which every phase is active, and in which nothing happens that happens only in every N-th step."""
+NUM_ITEMS = 32
+"""Number of different items in a simulated batch: enough that the fraction of masked tokens is close to its mean."""
+HEAVY_STEP = 10**9
+"""A step in which that happens too, such as a gradient penalty or the revival of codes: it has many divisors."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class State:
     """Number of parameters."""
     trained: int
     """Number of those that an optimizer trains."""
+    largest_block: int
+    """Bytes of the weights of the largest block that FSDP gathers."""
     checkpoint: int
     """Bytes of a checkpoint: weights, moving average, and the state of the optimizers."""
 
@@ -53,9 +59,7 @@ class Measured:
     """Of each micro-batch."""
     micro_batches: int
     activations: int
-    """Peak of the bytes above the state and the gradients, in forward and backward pass."""
-    optimizer_temporaries: int
-    """The same of the optimizer step."""
+    """Peak of the bytes above the state with gradients, in forward and backward pass."""
     flops: dict[torch.dtype, int]
     bytes_moved: int
     kernels: int
@@ -106,23 +110,18 @@ class SimulatedTraining:
         self.simulation = Simulation(torch.device(device, 0) if device == "cuda" else torch.device(device))
         self.engine = _Engine(self.simulation, precision)
         self.item = task.example_item()
-        for module in _modules_of(task):
+        untrained = [each for pipeline in task.frozen.values() for each in pipeline.modules.values() if _is_meta(each)]
+        for module in (*_modules_of(task), *untrained):
             self.simulation.place(module)
-        self._convert_memory()
         if task.config.engine.activation_checkpointing:
             contexts = lambda: (nullcontext(), self.engine.autocast())  # noqa: E731
             for module in task.modules.values():
                 recompute_activations(module, contexts)
         self.temporaries = 0
+        """Peak of the bytes that the optimizers need in their step, above their state."""
+        self.optimizer_bytes_moved = 0
         with self.simulation, _quiet():
             self.state = self._make_state()
-
-    def _convert_memory(self) -> None:
-        """Memory format and dtype of the configuration, as `Device.to_device` sets them."""
-        for module in self.task.modules.values():
-            for tensor in (*module.parameters(), *module.buffers()):
-                if tensor.is_floating_point() and tensor.dtype != self.engine.dtype:
-                    raise NotImplementedError("a plan in double precision")
 
     def _make_state(self) -> State:
         """Run one optimizer step, after which the optimizers have their state."""
@@ -137,10 +136,12 @@ class SimulatedTraining:
             parameter.grad = torch.empty_like(parameter)
         for _, optimizer in optimizers:
             optimizer.step()
+        before = self.simulation.bytes_moved
         with self.simulation.peak_since_now() as peak:
             for _, optimizer in optimizers:
                 optimizer.step()
             self.temporaries = peak()
+        self.optimizer_bytes_moved = self.simulation.bytes_moved - before
         for parameter in trained:
             parameter.grad = None
         moments = sum(_size(value) for _, optimizer in optimizers for value in _tensors_of(optimizer))
@@ -155,18 +156,24 @@ class SimulatedTraining:
             frozen=sum(_bytes(module) for pipeline in task.frozen.values() for module in pipeline.modules.values()),
             parameters=sum(each.numel() for module in modules.values() for each in module.parameters()),
             trained=sum(each.numel() for each in trained),
+            largest_block=max(map(_bytes, _blocks(modules.values())), default=0),
             checkpoint=weights + ema + moments,
         )
 
-    def measure(self, samples: int, micro_batches: int = 1) -> Measured:
-        """Simulate the forward and backward passes of micro-batches of some samples."""
+    def measure(self, samples: int, micro_batches: int = 1, step: int = ORDINARY_STEP) -> Measured:
+        """Simulate the forward and backward passes of micro-batches of some samples.
+
+        Gradients exist before, as in all micro-batches of a step but the first."""
         simulation, task = self.simulation, self.task
         before = simulation.flops.copy(), simulation.bytes_moved, simulation.kernels
         trained = [each for parameters, _ in self._optimizers for each in parameters.values()]
+        collated = task.collate([self.item] * samples)  # as a data worker does, not on the device
         with simulation, _quiet(), torch.autograd.set_multithreading_enabled(False):  # type: ignore[attr-defined]
+            for parameter in trained:
+                parameter.grad = torch.empty_like(parameter)
             with simulation.peak_since_now() as peak:
-                batches = [self._batch(samples) for _ in range(micro_batches)]
-                report = task.backward(batches, task.modules, self.engine, LATE_STEP)  # type: ignore[arg-type]
+                batches = [self._batch(collated, samples) for _ in range(micro_batches)]
+                report = task.backward(batches, task.modules, self.engine, step)  # type: ignore[arg-type]
                 above = peak()
             del batches, report
             for parameter in trained:
@@ -175,15 +182,15 @@ class SimulatedTraining:
             samples=samples,
             micro_batches=micro_batches,
             activations=above,
-            optimizer_temporaries=self.temporaries,
             flops=dict(simulation.flops - before[0]),
             bytes_moved=simulation.bytes_moved - before[1],
             kernels=simulation.kernels - before[2],
         )
 
-    def _batch(self, samples: int) -> Batch:
-        fields = {name: self._field(value) for name, value in self.task.collate([self.item] * samples).items()}
-        rng = ItemRNG(0, [0] * samples, range(samples))
+    def _batch(self, collated: Mapping[str, Any], samples: int) -> Batch:
+        fields = {name: self._field(value) for name, value in collated.items()}
+        # The same random numbers again and again: otherwise the fraction of masked tokens would depend on the number.
+        rng = ItemRNG(0, [0] * samples, [number % NUM_ITEMS for number in range(samples)])
         return Batch(fields, tuple(map(str, range(samples))), rng, self.engine.dtype)
 
     def _field(self, value: Any) -> Any:
@@ -197,6 +204,14 @@ def _modules_of(task: Task[Any]) -> list[nn.Module]:
     """The modules of a task, and those that its losses use and that are neither trained nor saved."""
     own = [value for value in vars(task).values() if isinstance(value, nn.Module)]
     return list(dict.fromkeys([*task.modules.values(), *own]))
+
+
+def _is_meta(module: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _blocks(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    return (part for module in modules for part in module.modules() if getattr(type(part), "recomputable", False))
 
 
 def _bytes(module: nn.Module) -> int:
