@@ -11,7 +11,7 @@ from quintet import registry
 from quintet.cli.shared import Overrides, print_result
 from quintet.common.rank import check_processes
 from quintet.errors import UsageError
-from quintet.training.planning.devices import DEVICES, find_device
+from quintet.training.planning.devices import DEVICES, find_device, size
 
 if TYPE_CHECKING:
     from quintet.training.planning.plan import Plan
@@ -51,21 +51,7 @@ def plan(
     for line in report(planned, preset, price_per_hour):
         print_result(line)
     if planned.grad_accum_steps is None:
-        raise UsageError(too_large(planned))
-
-
-def too_large(plan: Plan) -> str:
-    """One sentence about a training that does not fit with any micro-batch, with the keys that help."""
-    keys = []
-    if not plan.config.engine.activation_checkpointing:
-        keys.append("engine.activation_checkpointing=true")
-    if plan.config.ema.enabled:
-        keys.append("ema.enabled=false")
-    return (
-        f"recipe '{plan.config.recipe}' does not fit on {plan.device.name}: a micro-batch of one sample needs "
-        f"{size(plan.memory(1))}, and {size(plan.device.usable)} of {size(plan.device.memory)} can be used; choose a "
-        f"larger --device, smaller sizes in model.*, {' or '.join(keys) if keys else 'or shorter items in data.*'}"
-    )
+        raise UsageError(planned.too_large())
 
 
 def report(plan: Plan, preset: str | None, price_per_hour: float | None) -> list[str]:
@@ -108,14 +94,6 @@ def _times(plan: Plan, price_per_hour: float | None) -> list[tuple[str, str]]:
         prices = [seconds * total * plan.devices * price_per_hour / 3600 for seconds in (low, high)]
         rows.append(("price", f"{prices[0]:,.2f} to {prices[1]:,.2f}"))
     return rows
-
-
-def size(number: float) -> str:
-    """Bytes with a unit."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= scale:
-            return f"{number / scale:.3g} {unit}" if number < 1000 * scale else f"{number / scale:,.0f} {unit}"
-    return f"{number:.0f} B"
 
 
 def count(number: float) -> str:

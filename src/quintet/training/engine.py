@@ -10,8 +10,8 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from quintet.common import collectives, launched, streams
 from quintet.common.device import Device
@@ -234,15 +234,11 @@ def _start_watchdog(rank_info: RankInfo, attempt: str) -> HangWatchdog:
     return HangWatchdog(store, alive, attempt, rank_info.rank, rank_info.world_size)
 
 
-Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
-"""Contexts of the forward pass of a block, and of its recomputation."""
-
-
-def recompute_activations(module: nn.Module, contexts: Contexts = noop_context_fn) -> None:
-    """Activation checkpointing for blocks whose class sets `recomputable = True`."""
+def recompute_activations(module: nn.Module, **options: Any) -> None:
+    """Activation checkpointing for blocks whose class sets `recomputable = True`; `options` of torch's `checkpoint`."""
     for block in module.modules():
         if getattr(type(block), "recomputable", False) and "forward" not in vars(block):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
 
 
 def explain_failure(error: BaseException, grad_accum_steps: int, micro_batch_size: int) -> RunError | None:

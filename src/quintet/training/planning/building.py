@@ -44,13 +44,13 @@ def task_on_meta(config: RunConfig, frozen: Mapping[str, Pipeline[Any]]) -> Task
         return entry.task_class()(config, frozen, modules)
 
 
-def untrained_pipeline(recipe: str, preset: str | None) -> Pipeline[Any]:
-    """A model of a recipe as a preset has it, before it is trained."""
+def untrained_pipeline(recipe: str, preset: str | None, device: str = "meta") -> Pipeline[Any]:
+    """A model of a recipe as a preset has it, before it is trained; on `meta` it has no contents."""
     entry = registry.find(recipe)
     schema = entry.config_class()
     config: RunConfig = configs.build(schema, preset=preset if preset in schema.PRESETS else None)
     pipeline_class = entry.pipeline_class()
-    with building(config), torch.device("meta"):
+    with building(config), torch.device(device):
         modules = pipeline_class.build_modules(config, {})
         pipeline = pipeline_class(config, modules, {}, Origin(Path(f"untrained {recipe}"), builtin=True))
     # In the place of the hash of its weights, which it does not have.

@@ -61,3 +61,11 @@ def find_device(name: str) -> DeviceSpec:
     near = difflib.get_close_matches(name.lower(), DEVICES, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     raise UsageError(f"unknown --device {name[:40]!r}; {hint}known devices: {', '.join(DEVICES)}")
+
+
+def size(number: float) -> str:
+    """Bytes with a unit."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}" if number < 1000 * scale else f"{number / scale:,.0f} {unit}"
+    return f"{number:.0f} B"

@@ -14,7 +14,7 @@ from quintet.common.precision import choose_precision, has_bf16
 from quintet.common.rank import check_processes
 from quintet.config import RunConfig
 from quintet.training.peak import peak_flops
-from quintet.training.planning.devices import DeviceSpec
+from quintet.training.planning.devices import DeviceSpec, size
 from quintet.training.planning.step import HEAVY_STEP, NUM_ITEMS, SimulatedTraining, State
 from quintet.training.task import Task
 
@@ -159,6 +159,19 @@ class Plan:
             if batch % steps == 0 and batch // steps <= self.largest_micro_batch:
                 return steps
         return None
+
+    def too_large(self) -> str:
+        """One sentence about a training that does not fit with any micro-batch, with the keys that help."""
+        engine, keys = self.config.engine, ["smaller sizes in model.*"]
+        if not engine.activation_checkpointing:
+            keys.append("engine.activation_checkpointing=true")
+        if self.config.ema.enabled:
+            keys.append("ema.enabled=false")
+        return (
+            f"recipe '{self.config.recipe}' does not fit on {self.device.name}: a micro-batch of one sample needs "
+            f"{size(self.memory(1))}, and {size(self.device.usable)} of {size(self.device.memory)} can be used; use a "
+            f"larger device, {', '.join(keys[:-1])}{' or ' if keys[:-1] else ''}{keys[-1]}"
+        )
 
     # --- work and time ----------------------------------------------------------------------------------------
 

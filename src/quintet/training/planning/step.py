@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,14 +114,23 @@ class SimulatedTraining:
         for module in (*_modules_of(task), *untrained):
             self.simulation.place(module)
         if task.config.engine.activation_checkpointing:
-            contexts = lambda: (nullcontext(), self.engine.autocast())  # noqa: E731
             for module in task.modules.values():
-                recompute_activations(module, contexts)
+                # Torch would compare devices, which it sees or not, depending on where it looks.
+                recompute_activations(module, context_fn=self._contexts, determinism_check="none")
         self.temporaries = 0
         """Peak of the bytes that the optimizers need in their step, above their state."""
         self.optimizer_bytes_moved = 0
         with self.simulation, _quiet():
             self.state = self._make_state()
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), self._recomputing()
+
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        """Recomputation of a block, in a backward pass, in which tensors cannot override functions."""
+        with torch._C._EnableTorchFunction(), self.engine.autocast():  # type: ignore[attr-defined]
+            yield
 
     def _make_state(self) -> State:
         """Run one optimizer step, after which the optimizers have their state."""
