@@ -105,5 +105,5 @@ def duration(seconds: float) -> str:
     """A time with a unit."""
     for unit, scale in (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1)):
         if seconds >= scale * (2 if scale > 1 else 1):
-            return f"{seconds / scale:.3g} {unit}"
+            return f"{seconds / scale:,.0f} {unit}" if seconds >= 100 * scale else f"{seconds / scale:.2g} {unit}"
     return f"{seconds * 1000:.3g} ms"

@@ -65,7 +65,7 @@ class Measured:
     kernels: int
 
 
-class _Engine:
+class PlannedEngine:
     """The part of `Engine` that `Task.backward` uses, on the planned device."""
 
     rank, world_size, seed = 0, 1, 0
@@ -108,7 +108,7 @@ class SimulatedTraining:
     def __init__(self, task: Task[Any], device: str, precision: str) -> None:
         self.task = task
         self.simulation = Simulation(torch.device(device, 0) if device == "cuda" else torch.device(device))
-        self.engine = _Engine(self.simulation, precision)
+        self.engine = PlannedEngine(self.simulation, precision)
         self.item = task.example_item()
         untrained = [each for pipeline in task.frozen.values() for each in pipeline.modules.values() if _is_meta(each)]
         for module in (*_modules_of(task), *untrained):
