@@ -33,18 +33,20 @@ from side_by_side import HERE, write_facts
 
 RESULTS = HERE / "results" / "plan.json"
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
-    "vqgan": (256, ()),
-    "muse": (64, ("model.dim=512",)),
-    "cvivit": (16, ()),
-    "phenaki": (32, ()),
-    "mulan": (64, ()),
-    "audio-codec": (16, ()),
-    "soundstorm": (32, ()),
-    "mesh-autoencoder": (8, ()),
-    "mesh-transformer": (4, ()),
+    "vqgan": (128, ()),
+    "muse": (64, ()),
+    "cvivit": (8, ()),
+    "phenaki": (8, ()),
+    "mulan": (32, ()),
+    "audio-codec": (12, ()),
+    "soundstorm": (16, ()),
+    "mesh-autoencoder": (4, ()),
+    "mesh-transformer": (2, ()),
 }
-"""Samples and keys of each recipe, on top of the preset small: some hundred megabytes each."""
+"""Samples and keys of each recipe, on top of the preset small: about 300 megabytes each."""
 PRESET = "small"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+"""Freed memory goes back to the kernel at once: otherwise the peak would be that of a heap with holes."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=CASES)
-    parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=CASES, help="print what a real step of one recipe needs; write nothing")
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(options.measure)))
@@ -79,24 +81,19 @@ def read() -> list[Row]:
 
 
 def compare(recipe: str) -> Row:
-    # Freed memory goes back to the kernel at once: otherwise the peak would be that of a heap with holes.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     command = [sys.executable, __file__, "--measure", recipe]
-    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    result = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.PIPE, check=True, text=True)
     measured = json.loads(result.stdout.splitlines()[-1])
-    samples, _ = CASES[recipe]
+    return Row(recipe=recipe, samples=CASES[recipe][0], **plan(recipe), **measured)
+
+
+def plan(recipe: str) -> dict[str, int]:
+    """The planned memory and FLOPs of the same step."""
     settings = settings_of(recipe)
     training = SimulatedTraining(planned_task(settings, PRESET), "cpu", settings.engine.precision)
-    planned = training.measure(samples)
-    state = training.state
-    return Row(
-        recipe=recipe,
-        samples=samples,
-        planned_bytes=state.gradients + state.optimizer + planned.activations,
-        measured_bytes=measured["bytes"],
-        planned_flops=sum(planned.flops.values()),
-        counted_flops=measured["flops"],
-    )
+    planned = training.measure(CASES[recipe][0])
+    memory = training.state.gradients + training.state.optimizer + planned.activations
+    return {"planned_bytes": memory, "planned_flops": sum(planned.flops.values())}
 
 
 def settings_of(recipe: str) -> Any:
@@ -133,11 +130,9 @@ def measure(recipe: str) -> dict[str, int]:
         states.append(optim.make_optimizer(phase.optim, parameters))
         states[-1].step()
     Path("/proc/self/clear_refs").write_text("5")
-    task.backward([batch(samples)], task.modules, engine, ORDINARY_STEP)
-    peak = memory("VmHWM") - before
     with FlopCounter() as counter:
         task.backward([batch(samples)], task.modules, engine, ORDINARY_STEP)
-    return {"bytes": peak, "flops": counter.flops}
+    return {"measured_bytes": memory("VmHWM") - before, "counted_flops": counter.flops}
 
 
 def memory(name: str) -> int:

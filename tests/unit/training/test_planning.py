@@ -71,6 +71,7 @@ def test_integers_keep_their_contents_so_that_masks_give_real_shapes(simulation:
         assert vectors[codes > 6].shape == (3, 3)
         assert (codes % 2 == 0).nonzero().shape == (5, 1)
         assert int(codes.sum()) == 45
+        assert codes[:3].tolist() == [0, 1, 2]
 
 
 def test_a_mask_that_depends_on_weights_is_an_error(simulation: Simulation) -> None:

@@ -65,6 +65,8 @@ class PlannedTensor(Tensor):
             return _attention(*args, **kwargs)
         if getattr(func, "__self__", None) is Tensor.device:  # type: ignore[comparison-overlap]
             return args[0].simulation.device
+        if func is Tensor.tolist and args[0].value is not None:  # torch does not support this for subclasses
+            return args[0].value.tolist()
         if torch.is_autocast_enabled("cuda"):
             args, kwargs = cuda_autocast(func.__name__, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
