@@ -24,11 +24,10 @@ def plan(
     device: Annotated[
         str, typer.Option(help=f"Kind of device: {', '.join(DEVICES)}. cpu is this machine; a100 has 40 GB.")
     ] = "h100",
-    devices: Annotated[
-        int, typer.Option(help="Number of devices; train.batch_size is divided by it.")
-    ] = 1,
+    devices: Annotated[int, typer.Option(help="Number of devices; train.batch_size is divided by it.")] = 1,
     price_per_hour: Annotated[
-        float | None, typer.Option(help="Price of one device for an hour, in any currency; prints that of the training.")
+        float | None,
+        typer.Option(help="Price of one device for an hour, in any currency; prints that of the training."),
     ] = None,
 ) -> None:
     """Estimate memory, time and price of a training before it starts: needs no data, no GPU and no trained tokenizer.

@@ -39,7 +39,11 @@ class MuseTask(MaskGitTask[MuseConfig]):
     def example_item(self) -> Item:
         model = self.config.model
         low = {} if model.low_res_grid is None else {"low": torch.zeros(model.low_res_grid, dtype=torch.long)}
-        return {"codes": torch.zeros(self.tokenizer.model.code_shape, dtype=torch.long), "texts": EXAMPLE_CAPTION, **low}
+        return {
+            "codes": torch.zeros(self.tokenizer.model.code_shape, dtype=torch.long),
+            "texts": EXAMPLE_CAPTION,
+            **low,
+        }
 
     def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
         return MaskGitInputs(batch["codes"].flatten(1), self._conditioning(batch, keep))

@@ -12,17 +12,22 @@ from torch import Tensor
 
 from quintet.training.planning.nested import mapped
 
-LOWER = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LOWER = _names(
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu linear addmm "
-    "addmv addr matmul rmatmul einsum mm mv bmm baddbmm addbmm chain_matmul multi_dot vecdot".split()
+    "addmv addr matmul rmatmul einsum mm mv bmm baddbmm addbmm chain_matmul multi_dot vecdot"
 )
 """Computed in bf16."""
-FULL = frozenset(
+FULL = _names(
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow rpow softplus layer_norm "
     "group_norm norm cosine_similarity normalize nll_loss cross_entropy hinge_embedding_loss kl_div l1_loss "
     "smooth_l1_loss huber_loss mse_loss margin_ranking_loss soft_margin_loss triplet_margin_loss "
     "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp interpolate upsample prod softmax log_softmax "
-    "cumprod cumsum vector_norm matrix_norm sum".split()
+    "cumprod cumsum vector_norm matrix_norm sum"
 )
 """Computed in fp32."""
 

@@ -1,4 +1,4 @@
-"""The devices that `quintet plan` knows: memory and rates from the data sheets of their vendors. Does not import torch."""
+"""The devices that `quintet plan` knows, with memory and rates from the data sheets. Does not import torch."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Plan:
         return best, worst
 
     def _network_bytes(self, micro_batches: int) -> float:
-        """Bytes that each device sends in a step: gradients in a ring; with FSDP also weights, for every micro-batch."""
+        """Bytes that each device sends in a step: gradients; with FSDP also weights, for every micro-batch."""
         if self.devices == 1:
             return 0
         share = (self.devices - 1) / self.devices

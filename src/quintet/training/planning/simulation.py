@@ -63,7 +63,7 @@ class PlannedTensor(Tensor):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
-        if getattr(func, "__self__", None) is Tensor.device:  # type: ignore[comparison-overlap]
+        if getattr(func, "__self__", None) is Tensor.device:
             return args[0].simulation.device
         if func is Tensor.tolist and args[0].value is not None:  # torch does not support this for subclasses
             return args[0].value.tolist()
@@ -73,7 +73,7 @@ class PlannedTensor(Tensor):
             return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is torch.ops.prim.device.default:
             return CPU
         first = next(each for each in leaves(args, kwargs) if isinstance(each, PlannedTensor))
@@ -127,11 +127,11 @@ class Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._constructors.__enter__()
+        self._constructors.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._constructors.__exit__(*error)
+        self._constructors.__exit__(*error)  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -228,11 +228,11 @@ class Simulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flops[outputs[0].dtype] += int(formula(*shapes, **options, out_val=result))
 
 
-class _Constructors(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _Constructors(TorchFunctionMode):
     """Tensors from Python numbers: torch makes them on the device itself, out of the sight of dispatch modes."""
 
     def __init__(self, simulation: Simulation) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.simulation = simulation
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -379,7 +379,7 @@ class _FusedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> Any:
         queries, keys, values, *_ = context.saved_tensors
         simulation: Simulation = queries.simulation
         counts: Any = flop_counter

@@ -91,12 +91,12 @@ class PlannedEngine:
         before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         torch.set_autocast_enabled(kind, True)
         torch.set_autocast_dtype(kind, torch.bfloat16)
-        torch.autocast_increment_nesting()  # type: ignore[no-untyped-call]
+        torch.autocast_increment_nesting()
         try:
             yield
         finally:
-            if torch.autocast_decrement_nesting() == 0:  # type: ignore[no-untyped-call]
-                torch.clear_autocast_cache()  # type: ignore[no-untyped-call]
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
                 clear_cache()
             torch.set_autocast_enabled(kind, before[0])
             torch.set_autocast_dtype(kind, before[1])
@@ -129,7 +129,7 @@ class SimulatedTraining:
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
         """Recomputation of a block, in a backward pass, in which tensors cannot override functions."""
-        with torch._C._EnableTorchFunction(), self.engine.autocast():  # type: ignore[attr-defined]
+        with torch._C._EnableTorchFunction(), self.engine.autocast():
             yield
 
     def _make_state(self) -> State:
@@ -177,7 +177,7 @@ class SimulatedTraining:
         before = simulation.flops.copy(), simulation.bytes_moved, simulation.kernels
         trained = [each for parameters, _ in self._optimizers for each in parameters.values()]
         collated = task.collate([self.item] * samples)  # as a data worker does, not on the device
-        with simulation, _quiet(), torch.autograd.set_multithreading_enabled(False):  # type: ignore[attr-defined]
+        with simulation, _quiet(), torch.autograd.set_multithreading_enabled(False):
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
             with simulation.peak_since_now() as peak:
