@@ -124,6 +124,15 @@ def test_activation_checkpointing_needs_less_memory_and_more_flops() -> None:
     assert sum(recomputed.flops.values()) > 1.1 * sum(plain.flops.values())
 
 
+def test_double_precision_doubles_the_state() -> None:
+    single, double = (
+        SimulatedTraining(planned_task(settings_of(preset="debug"), "debug"), "cpu", precision)
+        for precision in ("fp32", "fp64")
+    )
+    assert double.state.weights == pytest.approx(2 * single.state.weights, rel=0.01)
+    assert double.measure(4).flops.keys() == {torch.float64}
+
+
 # --- the plan -----------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from quintet.common.precision import choose_precision, has_bf16
-from quintet.common.rank import check_processes
 from quintet.config import RunConfig
+from quintet.errors import UsageError
+from quintet.training import prepare
 from quintet.training.peak import peak_flops
 from quintet.training.planning.devices import DeviceSpec, size
 from quintet.training.planning.step import HEAVY_STEP, NUM_ITEMS, SimulatedTraining, State
@@ -207,10 +208,17 @@ class Plan:
 
 
 def make_plan(config: RunConfig, task: Task[Any], device: DeviceSpec, devices: int) -> Plan:
-    """The plan of a task without contents."""
-    check_processes(config, devices)
+    """The plan of a task without contents; UsageError if it could not be trained like this."""
+    prepare.check_task(task)
+    prepare.check_sharding(task)
+    prepare.check_processes(task, devices)
+    if not task.phases:
+        raise UsageError(f"recipe '{config.recipe}' has no weights to train with these keys; use the model as it is")
     precision = planned_precision(config, device)
-    costs = measure_costs(task, device.kind, precision)
+    try:
+        costs = measure_costs(task, device.kind, precision)
+    except NotImplementedError as problem:
+        raise UsageError(f"recipe '{config.recipe}' cannot be planned with these keys: {problem}") from None
     plan = Plan(config, here(device, precision), devices, precision, costs)
     if (plan.grad_accum_steps or 1) > 1 and type(task).backward is not Task.backward:
         plan = replace(plan, costs=measure_costs(task, device.kind, precision, accumulates=True))

@@ -110,6 +110,8 @@ class SimulatedTraining:
         self.simulation = Simulation(torch.device(device, 0) if device == "cuda" else torch.device(device))
         self.engine = PlannedEngine(self.simulation, precision)
         self.item = task.example_item()
+        for module in task.modules.values():
+            module.to(self.engine.dtype)
         untrained = [each for pipeline in task.frozen.values() for each in pipeline.modules.values() if _is_meta(each)]
         for module in (*_modules_of(task), *untrained):
             self.simulation.place(module)
@@ -205,6 +207,8 @@ class SimulatedTraining:
     def _field(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
+        if value.is_floating_point():
+            value = value.to(self.engine.dtype)
         # The shapes of a step depend on codes and lengths, never on pixels and waves.
         return self.simulation.planned(value, keep=not value.is_floating_point() and value.dtype != torch.uint8)
 
