@@ -50,6 +50,8 @@ class RecipeEntry:
     summary: str = ""
     needs: str = "a folder of files"
     builtin: Mapping[str, Builtin] = field(default_factory=dict)
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """The recipes of the frozen models that it needs, by the key that names them, for plans before they are trained."""
 
     def config_class(self) -> type[RunConfig]:
         """The configuration class; importing it does not import torch."""
@@ -107,6 +109,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         trainer="MuseTrainer",
         summary="text to image: a masked transformer over a tokenizer's codes",
         needs="a folder of captioned images, and --tokenizer",
+        frozen={"tokenizer": "vqgan"},
     ),
     "mulan": RecipeEntry(
         package="quintet.families.mulan",
@@ -137,6 +140,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         trainer="PhenakiTrainer",
         summary="text to video: a masked transformer over a tokenizer's codes",
         needs="a folder of captioned videos, and --tokenizer",
+        frozen={"tokenizer": "cvivit"},
     ),
     "audio-codec": RecipeEntry(
         package="quintet.families.audio_codec",
@@ -157,6 +161,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         trainer="SoundStormTrainer",
         summary="text to audio: a masked conformer over a codec's codes",
         needs="a folder of audio, --tokenizer, and --condition for text prompts",
+        frozen={"tokenizer": "audio-codec"},
     ),
     "mesh-autoencoder": RecipeEntry(
         package="quintet.families.mesh_autoencoder",
@@ -178,6 +183,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         trainer="MeshTransformerTrainer",
         summary="text to mesh: an autoregressive transformer over the codes of faces",
         needs="a folder of captioned meshes, and --tokenizer",
+        frozen={"tokenizer": "mesh-autoencoder"},
     ),
 }
 

@@ -56,8 +56,21 @@ def test_samples_and_codes_on_cuda(pictures: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "decoded").iterdir())) == 48
 
 
-def test_out_of_memory_on_cuda_is_one_sentence(pictures: Path, tmp_path: Path) -> None:
-    words = ("model.image_size=4096", "model.dim=512", "train.batch_size=32", "engine.device=cuda")
+def test_what_cannot_fit_on_cuda_is_refused_before_the_training(pictures: Path, tmp_path: Path) -> None:
+    words = ("model.image_size=1024", "model.dim=64", "train.batch_size=1048576", "engine.device=cuda")
     outcome = quintet("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, *words)
+    assert outcome.code == 2
+    assert "use train.grad_accum_steps=" in error_line(outcome.errors)
+    assert not (tmp_path / "run").exists()
+
+
+def test_out_of_memory_on_cuda_is_one_sentence(pictures: Path, tmp_path: Path) -> None:
+    words = ("model.image_size=512", "model.dim=64", "train.batch_size=32", "engine.device=cuda")
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(2**27 / total)  # a plan sees all of it
+    try:
+        outcome = quintet("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, *words)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert outcome.code == 1
     assert "train.grad_accum_steps" in error_line(outcome.errors)

@@ -73,6 +73,23 @@ def test_the_training_loop_of_the_page_about_runs_runs() -> None:
     assert names["error"].item() > 0
 
 
+def test_the_plans_of_the_page_about_scale_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    (block,) = [lines for name, lines in COMMANDS.findall(page) if name.strip() == "plan"]
+    run_commands(block.splitlines())
+    printed = capsys.readouterr().out
+    assert printed.count("largest micro-batch") == 5
+    # The rows of the page that do not depend on the version of torch.
+    shown = re.search(r"prints:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert shown
+    for row in ("parameters", "  weights", "  optimizer state", "checkpoint"):
+        (line,) = [line for line in shown.group(1).splitlines() if line.startswith(row)]
+        assert line in printed
+
+
 def _grey() -> Any:
     import torch
 

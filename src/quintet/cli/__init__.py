@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from quintet.cli import data, inference, info, results, sampling, training
+from quintet.cli import data, inference, info, planning, results, sampling, training
 from quintet.common import launched, streams
 from quintet.common.logging import say
 from quintet.common.memory import is_out_of_memory
@@ -31,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(context_settings={"help_option_names": []})(training.train)
+app.command()(planning.plan)
 app.command()(training.resume)
 app.command()(training.verify)
 app.command("eval")(results.evaluate)

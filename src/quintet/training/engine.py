@@ -123,7 +123,7 @@ class Engine(Device):
         super().to_device(modules)
         if self.config.activation_checkpointing:
             for module in modules.values():
-                _recompute_activations(module)
+                recompute_activations(module)
 
     def wrap(
         self, modules: Mapping[str, nn.Module], find_unused_parameters: bool, uncompiled: Collection[str] = ()
@@ -249,11 +249,11 @@ def _start_watchdog(rank_info: RankInfo, attempt: str) -> HangWatchdog:
     return HangWatchdog(store, alive, attempt, rank_info.rank, rank_info.world_size)
 
 
-def _recompute_activations(module: nn.Module) -> None:
-    """Activation checkpointing for blocks whose class sets `recomputable = True`."""
+def recompute_activations(module: nn.Module, **options: Any) -> None:
+    """Activation checkpointing for blocks whose class sets `recomputable = True`; `options` of torch's `checkpoint`."""
     for block in module.modules():
         if getattr(type(block), "recomputable", False) and "forward" not in vars(block):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
 
 
 def explain_failure(error: BaseException, grad_accum_steps: int, micro_batch_size: int) -> RunError | None:

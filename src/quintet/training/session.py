@@ -25,6 +25,7 @@ from quintet.training.guard import NonFiniteGuard, Saver
 from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker
 from quintet.training.order import Order
+from quintet.training.planning.fitting import check_memory
 from quintet.training.run_folder import Run, resume_command
 from quintet.training.schedule import Schedule, schedule_of
 from quintet.training.signals import StopRequest
@@ -60,6 +61,7 @@ class TrainingSession:
         # Before the process group: an error that all processes raise must not look like the death of one of them. And
         # before the data: encoding it can take hours.
         prepare.check_before_data(task)
+        check_memory(task)
         prepare.frozen_to_device(task)  # also if splits are passed in: the tokenizer decodes samples
         self.splits = splits or task.splits()
         prepare.check_data(task, self.splits, self.repeats_items)

@@ -20,6 +20,7 @@ from quintet.common.batch import collate as collate_equal
 from quintet.common.statistics import Statistics
 from quintet.config import RunConfig, build
 from quintet.data.splits import Splits
+from quintet.errors import UsageError
 from quintet.pipelines.base import Frozen, Pipeline
 from quintet.training.phase import Modules, Output, Phase
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from quintet.training.engine import Engine
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
+
+EXAMPLE_CAPTION = "a photograph of a small red fox that jumps over a brown log in a snowy forest"
+"""A caption of usual length, for `example_item`."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,10 @@ class Task(ABC, Generic[ConfigT]):
         items have no tokens."""
         codes = batch.fields.get("codes")
         return int((codes >= 0).sum()) if isinstance(codes, Tensor) else None
+
+    def example_item(self) -> Item:
+        """An item of the shapes of a large training item, with any contents, for `quintet plan`."""
+        raise UsageError(f"recipe {self.name} cannot be planned: {type(self).__name__} has no `example_item`")
 
     # --- training -----------------------------------------------------------------------------------------
 

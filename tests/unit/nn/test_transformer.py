@@ -15,7 +15,7 @@ from quintet.errors import UsageError
 from quintet.nn.attention import MAX_BF16_LENGTH, Attention, attention_mask
 from quintet.nn.positions import LearnedPositions, Rotary, apply_rotary
 from quintet.nn.transformer import Block, FeedForward, Transformer
-from quintet.training.engine import _recompute_activations
+from quintet.training.engine import recompute_activations
 from quintet.training.optim import named_parameters
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -308,7 +308,7 @@ def test_activation_checkpointing_changes_no_bit() -> None:
         model = make(context_dim=CONTEXT_DIM, dropout=0.3)
         assert Block.recomputable
         if recompute:
-            _recompute_activations(model)
+            recompute_activations(model)
         torch.manual_seed(1)
         model(random(2, 5, DIM), None, random(2, 3, CONTEXT_DIM)).square().mul(random(DIM)).sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])

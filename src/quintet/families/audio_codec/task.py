@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Item
 from quintet.common.precision import as_float64
 from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
@@ -69,6 +69,10 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
 
     def make_discriminator(self) -> CodecDiscriminator:
         return CodecDiscriminator(self.loss)
+
+    def example_item(self) -> Item:
+        samples = max(1, round(self.config.data.seconds * self.config.model.sample_rate))
+        return {"wavs": torch.zeros(1, samples), "lengths": torch.tensor([samples])}
 
     # --- training -------------------------------------------------------------------------------------------
 

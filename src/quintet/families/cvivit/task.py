@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Item
 from quintet.common.collectives import mean_over_ranks
 from quintet.common.statistics import Statistics
 from quintet.families.cvivit.config import CViViTConfig, CViViTLossConfig
@@ -38,6 +38,9 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
     pipeline_class = CViViTPipeline
     loss: CViViTLossConfig
     model: CViViT
+
+    def example_item(self) -> Item:
+        return {"videos": torch.zeros(3, self.config.data.frames, *self.config.model.size, dtype=torch.uint8)}
 
     # --- training -------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Item
 from quintet.common.precision import as_float64
 from quintet.common.statistics import Statistics
 from quintet.data.mesh import say_large_meshes
@@ -51,6 +51,12 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
         splits = super().splits()
         say_large_meshes(splits)
         return splits
+
+    def example_item(self) -> Item:
+        """A strip of `data.max_faces` faces, of which each shares an edge with the next."""
+        corners = self.config.model.vertices_per_face
+        faces = torch.arange(self.config.data.max_faces)[:, None] + torch.arange(corners)
+        return {"vertices": torch.zeros(self.config.data.max_faces + corners - 1, 3), "faces": faces}
 
     # --- training -------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from quintet.media.mesh_render import contact_sheet
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.phase import Loss, Modules, Output, Phase
-from quintet.training.task import Task, Traits
+from quintet.training.task import EXAMPLE_CAPTION, Task, Traits
 
 MESH_FILES = 8
 """Pairs of meshes that are written as files, in addition to the sheet of all."""
@@ -61,6 +61,12 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
 
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         return dataset.lengths() if hasattr(dataset, "lengths") else None
+
+    def example_item(self) -> Item:
+        faces, per_face = self.config.model.max_faces, self.transformer.tokens_per_face
+        window = min(faces, self.config.loss.window_faces or faces)
+        codes = torch.zeros(window, per_face, dtype=torch.long)
+        return {"codes": codes, "faces": faces, "begins": True, "ends": True, "texts": EXAMPLE_CAPTION}
 
     # --- training ---------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from quintet.pipelines.base import Frozen
 from quintet.training.engine import Engine
 from quintet.training.grad_cache import grad_cache_backward
 from quintet.training.phase import Loss, Modules, Output, Phase
-from quintet.training.task import Report, Task, Traits
+from quintet.training.task import EXAMPLE_CAPTION, Report, Task, Traits
 
 REVIVE_EVERY = 20
 """Steps between two revivals of dead codes; candidates are gathered only then."""
@@ -62,6 +62,10 @@ class MuLaNTask(Task[MuLaNConfig]):
     @property
     def collate(self) -> Collate:
         return pad_windows
+
+    def example_item(self) -> Item:
+        samples = max(1, round(self.config.data.seconds * self.config.model.audio.sample_rate))
+        return {"wavs": torch.zeros(1, samples), "lengths": torch.tensor([samples]), "texts": EXAMPLE_CAPTION}
 
     # --- training -------------------------------------------------------------------------------------------
 

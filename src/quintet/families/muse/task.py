@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Item
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import inferred_text_keys
 from quintet.data.splits import Splits
@@ -20,6 +20,7 @@ from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitInputs, MaskGitTask
 from quintet.training.phase import Modules
+from quintet.training.task import EXAMPLE_CAPTION
 
 
 class MuseTask(MaskGitTask[MuseConfig]):
@@ -34,6 +35,15 @@ class MuseTask(MaskGitTask[MuseConfig]):
     def splits(self) -> Splits:
         low = None if self.base is None else as_tokenizer(self.base.frozen["tokenizer"])
         return token_splits(self.config, self.tokenizer, low)
+
+    def example_item(self) -> Item:
+        model = self.config.model
+        low = {} if model.low_res_grid is None else {"low": torch.zeros(model.low_res_grid, dtype=torch.long)}
+        return {
+            "codes": torch.zeros(self.tokenizer.model.code_shape, dtype=torch.long),
+            "texts": EXAMPLE_CAPTION,
+            **low,
+        }
 
     def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
         return MaskGitInputs(batch["codes"].flatten(1), self._conditioning(batch, keep))

@@ -28,6 +28,7 @@ from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitInputs, MaskGitTask
 from quintet.training.phase import Modules
+from quintet.training.task import EXAMPLE_CAPTION
 
 
 class PhenakiTask(MaskGitTask[PhenakiConfig]):
@@ -51,6 +52,10 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
         """Number of latent frames of each clip; None if all clips have the same number."""
         lengths: list[int] = dataset.lengths() if hasattr(dataset, "lengths") else []
         return lengths if len({*lengths} - {0}) > 1 else None
+
+    def example_item(self) -> Item:
+        assert self.config.model.grid is not None
+        return {"codes": torch.zeros(self.config.model.grid, dtype=torch.long), "texts": EXAMPLE_CAPTION}
 
     # --- training ---------------------------------------------------------------------------------------------
 

@@ -78,6 +78,15 @@ class SoundStormTask(Task[SoundStormConfig]):
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         return dataset.lengths() if hasattr(dataset, "lengths") else None
 
+    def example_item(self) -> Item:
+        frames: int = self.soundstorm.net.max_frames
+        item: Item = {"codes": torch.zeros(frames, self.soundstorm.num_quantizers, dtype=torch.long)}
+        if self.conditioner is not None:
+            item["clip"] = torch.zeros(self.conditioner.dim)
+        if self.config.model.semantic_codes is not None:
+            item["semantic"] = torch.zeros(frames, dtype=torch.long)
+        return item
+
     # --- training ---------------------------------------------------------------------------------------------
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:

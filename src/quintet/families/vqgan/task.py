@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Item
 from quintet.common.statistics import Statistics
 from quintet.families.vqgan.config import VQGanConfig, VQGanLossConfig
 from quintet.families.vqgan.model import Reconstruction, VQGanVAE, init_as_transform
@@ -28,6 +28,10 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
     pipeline_class = VQGanPipeline
     loss: VQGanLossConfig
     model: VQGanVAE
+
+    def example_item(self) -> Item:
+        model = self.config.model
+        return {"images": torch.zeros(model.channels, *model.size, dtype=torch.uint8)}
 
     # --- training -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""`quintet plan`: memory, FLOPs and time of a training, from one step on tensors without contents."""
