@@ -32,7 +32,7 @@ VQGAN = Stage(
     name="tokenizer",
     recipe="vqgan",
     quick=Schedule(steps=1500, every=750),
-    full=Schedule(steps=4000, every=1000),
+    full=Schedule(steps=3000, every=1500),
     fraction=0.3,
     steps_per_second=20.0,
     # The discriminator is active for the last sixth.
@@ -47,7 +47,7 @@ MUSE = Stage(
     name="muse",
     recipe="muse",
     quick=Schedule(steps=1350, every=675),
-    full=Schedule(steps=7000, every=1000),
+    full=Schedule(steps=5300, every=1325),
     fraction=0.7,
     steps_per_second=6.0,
     frozen=(("tokenizer", "tokenizer"),),
