@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Collate, Dataset
+from quintet.common.batch import Batch, Collate, Dataset, Item
 from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import inferred_text_keys

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Collate
+from quintet.common.batch import Batch, Collate, Item
 from quintet.common.logging import say
 from quintet.common.precision import as_float64
 from quintet.common.rng import seed_from

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Collate, Dataset
+from quintet.common.batch import Batch, Collate, Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import inferred_text_keys

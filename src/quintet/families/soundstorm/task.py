@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Collate, Dataset
+from quintet.common.batch import Batch, Collate, Dataset, Item
 from quintet.common.precision import as_float64, at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
