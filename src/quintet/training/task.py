@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quintet import registry
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Collate, Dataset
+from quintet.common.batch import Batch, Collate, Dataset, Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.statistics import Statistics
 from quintet.config import RunConfig, build
