@@ -73,8 +73,8 @@ def compare_on_codes(
         encode(arguments.tokenizer, arguments.data, Path(codes))
         chosen = contenders(
             arguments.rates,
-            lambda name, rate: peer(name, "loss", codes, rate, each),
-            lambda name, settings: ours(name, "loss", str(arguments.tokenizer), codes, settings, each),
+            lambda row, rate: peer(row, "loss", codes, rate, each),
+            lambda row, settings: ours(row, "loss", str(arguments.tokenizer), codes, settings, each),
         )
         compare(name, chosen, arguments.slices, {"loss of averaged weights": shown("averaged loss"), **columns})
 
@@ -145,8 +145,11 @@ def seconds_to(contender: Contender, loss: float) -> float | None:
 
 
 def fraction(seconds: float | None, peer_seconds: float) -> str:
-    if seconds is None or not peer_seconds:
-        return "not reached" if seconds is None else ""
+    """Cell of the fraction of the peer's CPU time, marked if the target is missed."""
+    if seconds is None:
+        return "not reached"
+    if not (seconds and peer_seconds):
+        return "not comparable: reached untrained"
     value = seconds / peer_seconds
     return f"{value:.3f}" if value <= TARGET else f"{value:.3f}, **missed**"
 

@@ -72,6 +72,12 @@ def test_time_is_compared_with_the_better_rate_of_the_peer(benchmarks: dict[str,
     assert cells(table, "ours, bad")[4:6] == ["not reached", "not reached"]
 
 
+def test_a_loss_that_is_reached_untrained_says_nothing(benchmarks: dict[str, ModuleType]) -> None:
+    peer = contender(benchmarks, "peer", (0, 7.2), (40, 7.1))
+    table = benchmarks["equal_time"].outcome([peer, contender(benchmarks, "ours", (0, 7.0), (40, 6.0))], {})
+    assert cells(table, "ours")[4:6] == ["0", "not comparable: reached untrained"]
+
+
 def test_a_column_of_some_contenders_is_empty_for_the_others(benchmarks: dict[str, ModuleType]) -> None:
     peer, ours = (contender(benchmarks, name, (0, 7.0), (40, 6.5)) for name in ("peer", "ours"))
     ours.costs[-1]["averaged loss"] = 6.25
@@ -146,10 +152,11 @@ def test_the_loss_is_the_plain_cross_entropy_of_masked_codes(benchmarks: dict[st
     seen: list[bool] = []
 
     def predict(tokens: Tensor, texts: Sequence[str], shown: bool) -> Tensor:
-        """Knows the visible codes, and has no idea of the others."""
+        """Wrong at visible codes, which must not count, and without a preference at masked ones."""
         assert len(tokens) == len(texts)
         seen.append(shown)
-        return 100 * F.one_hot(tokens, 1025)[..., :1024].float()
+        wrong = F.one_hot((tokens + 1) % 1024, 1024).float()
+        return 100 * wrong.masked_fill((tokens == 1024)[..., None], 0)
 
     metrics = benchmarks["loss_task"].masked_loss(predict, task, 1024)
     assert metrics["loss"] == pytest.approx(math.log(1024), abs=1e-4)
