@@ -19,8 +19,8 @@ help:
 	@echo "make bench-muse   compare masked transformers with muse-maskgit-pytorch: step, sampling, loss; and the token cache"
 	@echo "make bench-mesh   compare mesh models with meshgpt-pytorch: steps, generation, loss, adjacency (about an hour)"
 	@echo "make bench-mulan  compare MuLaN with musiclm-pytorch: step, loss and retrieval (about an hour)"
-	@echo "make bench-soundstorm  compare SoundStorm with soundstorm-pytorch: step and generation"
-	@echo "make bench-video  compare C-ViViT and Phenaki with phenaki-pytorch: steps and sampling"
+	@echo "make bench-soundstorm  compare SoundStorm with soundstorm-pytorch: step, generation, loss (more than an hour)"
+	@echo "make bench-video  compare C-ViViT and Phenaki with phenaki-pytorch: steps, sampling, loss (more than an hour)"
 	@echo "make bench-overhead  measure the overhead of the training loop"
 	@echo "make bench-mfu    measure FLOP/s of a training step of every recipe, as a fraction of the peak (MFU), in fp32 and bf16"
 	@echo "make bench-plan   compare memory and FLOPs of quintet plan with those of real steps on this CPU (about two minutes)"
@@ -112,13 +112,21 @@ bench-mulan: setup
 	$(BIN)/python benchmarks/mulan.py step loss
 	$(BIN)/python benchmarks/mulan.py step --precision bf16 --warmup 1
 
+# The data set $(2) and a tokenizer of recipe $(3) in the folder $(1), unless they exist.
+define codes
+	test -d $(1)/data || $(BIN)/quintet data make $(2) $(1)/data --num 3000
+	test -d $(1)/tokenizer || $(BIN)/quintet train $(3) $(1)/data --preset small --out $(1)/tokenizer
+endef
+
 bench-soundstorm: setup
-	$(BIN)/python benchmarks/soundstorm.py step generate
+	$(call codes,runs/bench-soundstorm,sounds,audio-codec)
+	$(BIN)/python benchmarks/soundstorm.py step generate loss
 	$(BIN)/python benchmarks/soundstorm.py step generate --precision bf16 --warmup 1
 
 bench-video: setup
+	$(call codes,runs/bench-phenaki,motions,cvivit)
 	$(BIN)/python benchmarks/cvivit.py
-	$(BIN)/python benchmarks/phenaki.py step sample
+	$(BIN)/python benchmarks/phenaki.py step sample loss
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py

@@ -10,7 +10,9 @@ edges between faces from its loader; the peer runs with and without edges, and o
 each gate loop of the peer.
 
 `loss`: both train for the same CPU seconds, with the same optimizer, on the same batches of codes; the cross-entropy of
-held-out meshes is measured during training.
+held-out meshes is measured during training. The better of the peer's learning rates counts. A second row of ours has
+all settings of the preset `small` but the text, which the peer does not get either: its sizes, batch, optimizer and
+precision, and face counts, which are not shown in the measurement. The learning rate does not decay.
 
 `adjacency`: edges and features of a mesh of 5000 faces.
 """
@@ -18,16 +20,15 @@ held-out meshes is measured during training.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
+import equal_time
+import loss_task
 import mesh_task as task
 from quintet.synthetic.solids import make_solids
 from side_by_side import HERE, Contender, interleave, mean_cpu, mesh_peer, record, table
@@ -128,28 +129,13 @@ def _millions(contender: Contender) -> str:
 
 
 def compare_loss(home: Path, seconds: float, slices: int, rates: list[str]) -> None:
-    codes, each = str(prepared(home)), str(seconds / slices)
-    chosen: list[Contender] = []
-    for rate in rates:
-        chosen.append(peer(f"peer, rate {rate}", "loss", codes, rate, each))
-        chosen.append(ours(f"ours, rate {rate}", "loss", codes, rate, each))
-    interleave(chosen, 0, slices + 1)
-    if len({contender.about["task"] for contender in chosen}) > 1:
-        raise SystemExit("the workers did not get the same codes")
-    out = RESULTS / "mesh-loss.json"
-    record(chosen, out)
-    print(curves(chosen))
-    print(f"raw results: {out}\n")
-
-
-def curves(contenders: list[Contender]) -> str:
-    """Table of loss over CPU seconds, with one column per contender."""
-    names = [f"{contender.name} ({_millions(contender)})" for contender in contenders]
-    lines = [f"| CPU s | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
-    for row in zip(*(contender.costs for contender in contenders), strict=True):
-        losses = " | ".join(f"{cost['loss']:.3f} (step {cost['steps']:.0f})" for cost in row)
-        lines.append(f"| {row[0]['trained']:.0f} | {losses} |")
-    return "\n".join(lines)
+    codes, tokenizer, each = str(prepared(home)), str(home / "tokenizer"), str(seconds / slices)
+    chosen = equal_time.contenders(
+        rates,
+        lambda name, rate: peer(name, "loss", codes, rate, each),
+        lambda name, settings: ours(name, "loss", tokenizer, codes, settings, each),
+    )
+    equal_time.compare("mesh", chosen, slices, {"loss of averaged weights": equal_time.shown("averaged loss")})
 
 
 def prepared(home: Path) -> Path:
@@ -158,29 +144,21 @@ def prepared(home: Path) -> Path:
     if not data.is_dir():
         make_solids(data, SOLIDS)
     if not tokenizer.is_dir():
-        quintet("train", "mesh-autoencoder", str(data), *TOKENIZER_KEYS, "--preset", "small", "--out", str(tokenizer))
+        small = ("--preset", "small", "--out", str(tokenizer))
+        equal_time.quintet("train", "mesh-autoencoder", str(data), *TOKENIZER_KEYS, *small)
     if not codes.is_dir():
-        quintet("encode", str(tokenizer), str(data), "--out", str(codes))
-    known = {row["file_name"]: row["split"] for row in _lines(data / "metadata.jsonl")}
-    splits = {item["row"]: known[item["file"]] for item in _lines(codes / "items.jsonl") if "row" in item}
-    rows = load_file(codes / "codes.safetensors")["codes"]
+        equal_time.quintet("encode", str(tokenizer), str(data), "--out", str(codes))
+    equal_time.write_texts(data, codes)
+    rows, items = loss_task.read_rows(codes)
     short = task.lengths_of(rows) <= task.ROW_FACES
     train, held_out = (
-        [number for number in sorted(splits) if short[number] and splits[number] == split]
+        [number for number, item in enumerate(items) if short[number] and item["split"] == split]
         for split in ("train", "validation")
     )
     truncated: Tensor = rows[:, : task.ROW_FACES].contiguous()
     file = home / "task.safetensors"
     save_file({"train": truncated[train], "held_out": truncated[held_out[: task.HELD_OUT]]}, file)
     return file
-
-
-def quintet(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "quintet", *arguments], check=True)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 WORKS = ("step", "transformer", "generate", "loss", "adjacency")
@@ -194,9 +172,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2, help="number of warm-up rounds, which are not counted")
     home = HERE.parent / "runs" / "bench-mesh"
     parser.add_argument("--home", type=Path, default=home, help="loss: folder of data, tokenizer and codes")
-    parser.add_argument("--seconds", type=float, default=240, help="loss: CPU seconds of each training")
-    parser.add_argument("--slices", type=int, default=6, help="loss: number of measurements during training")
-    parser.add_argument("--rates", nargs="+", default=["3e-4", "1e-3"], help="loss: learning rates for both sides")
+    equal_time.add_arguments(parser)
     arguments = parser.parse_args()
     for what in arguments.what:
         if what == "step":

@@ -3,7 +3,8 @@
 `mesh_ours.py autoencoder PRECISION`: a training step of the recipe on a batch of the loader.
 `mesh_ours.py transformer PRECISION`: a training step on codes.
 `mesh_ours.py generate BATCH DEPTH FINE_DEPTH`: greedy decoding by `MeshTransformer.generate`.
-`mesh_ours.py loss CODES RATE SECONDS`: trains for slices of CPU seconds, and measures after each.
+`mesh_ours.py loss TOKENIZER CODES SETTINGS SECONDS`: trains for slices of CPU seconds, and measures after each;
+SETTINGS is a learning rate, for the peer's sizes and optimizer, or a preset.
 `mesh_ours.py adjacency`: edges and features of a large mesh.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import loss_task
 import mesh_task as task
+import ours_training
 from quintet import config, runs
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Item
 from quintet.common.rng import ItemRNG
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.features import FaceFeatures
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
 from quintet.families.mesh_autoencoder.packed import collate, pack
+from quintet.families.mesh_transformer.config import MeshTransformerConfig
 from quintet.families.mesh_transformer.model import MeshTransformer
+from quintet.families.mesh_transformer.task import MeshTransformerTask
+from quintet.pipelines.loading import open_pipeline
 from quintet.sampling.autoregressive import Sampling
 from quintet.training.engine import Engine
 from quintet.training.state import TrainingState
@@ -151,30 +158,68 @@ def serve_generation(batch: str, depth: str, fine_depth: str) -> None:
 # --- training for a fixed time --------------------------------------------------------------------------------------
 
 
-def serve_training(path: str, rate: str, seconds: str) -> None:
+def serve_training(tokenizer: str, path: str, settings: str, seconds: str) -> None:
     data = task.read_task(Path(path))
-    model = make_transformer(max(data.train.shape[1], data.held_out.shape[1]))
-    optimizer = torch.optim.Adam(model.parameters(), lr=float(rate), betas=task.BETAS)
-    train, batches = make_step(model, optimizer), data.batches()
-    number = 0
+    if settings in MeshTransformerConfig.PRESETS:
+        serve_preset(tokenizer, data, settings, seconds)
+    else:
+        serve_peer_sizes(data, float(settings), seconds)
 
-    def step(codes: Tensor) -> None:
-        nonlocal number
-        for group in optimizer.param_groups:
-            group["lr"] = task.warmed_up(float(rate), number)
-        train(codes)
-        number += 1
 
+@dataclass
+class CodeDataset:
+    """A dataset of codes of meshes, (meshes, faces, tokens per face), padded with -1."""
+
+    codes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def name(self, item: int) -> str:
+        return str(item)
+
+    def lengths(self) -> list[int]:
+        return [int(length) for length in task.lengths_of(self.codes)]
+
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        faces = int(task.lengths_of(self.codes[item : item + 1]))
+        return {"codes": self.codes[item, :faces], "faces": faces, "begins": True, "ends": True, "texts": ""}
+
+
+def serve_preset(tokenizer: str, data: task.Task, preset: str, seconds: str) -> None:
+    frozen = {"tokenizer": open_pipeline(tokenizer)}
+    ours = ours_training.make_task(MeshTransformerConfig, preset, frozen, {}, {"model.text": "none"})
+    assert isinstance(ours, MeshTransformerTask)
+    ours_training.serve_training(
+        ours,
+        CodeDataset(data.train),
+        CodeDataset(data.held_out),
+        lambda model: measured(model, data),
+        {**about_transformer(ours.transformer), "task": data.digest},
+        seconds,
+    )
+
+
+def measured(model: MeshTransformer, data: task.Task) -> dict[str, float]:
     def predict(codes: Tensor) -> Tensor:
         logits: Tensor = model(codes, task.lengths_of(codes), {}).logits
         return logits.view(len(codes), -1, task.CODES + 1)
 
+    return task.validation_loss(predict, data)
+
+
+def serve_peer_sizes(data: task.Task, rate: float, seconds: str) -> None:
+    model = make_transformer(max(data.train.shape[1], data.held_out.shape[1]))
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=task.BETAS)
+    batches = data.batches()
+
     def measure() -> dict[str, float]:
         model.eval()
-        metrics = task.validation_loss(predict, data)
+        metrics = measured(model, data)
         model.train()
         return metrics
 
+    step = loss_task.with_warmup(make_step(model, optimizer), optimizer, rate)
     training = TimedTraining(step, measure, float(seconds), lambda: next(batches))
     serve(training.next_slice, {**about_transformer(model), "task": data.digest}, ("quintet",))
 

@@ -5,7 +5,6 @@ Imported by workers in several environments, so it depends only on torch and saf
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
+
+import loss_task
 
 BINS, CODES, LEVELS = 128, 1024, 2
 CORNERS = 3
@@ -45,7 +46,6 @@ GRID = (50, 50)
 
 # Training for a fixed time
 TRAIN_BATCH = 8
-WARMUP_STEPS = 100
 BETAS = (0.9, 0.99)
 HELD_OUT = 96
 """Meshes on which the loss is measured."""
@@ -117,9 +117,7 @@ class Task:
     @property
     def digest(self) -> str:
         """Must be equal for all workers, otherwise their results are not comparable."""
-        return hashlib.sha256(
-            b"".join(part.contiguous().numpy().tobytes() for part in (self.train, self.held_out))
-        ).hexdigest()
+        return loss_task.digest_of([self.train, self.held_out], [])
 
     def batches(self) -> Iterator[Tensor]:
         """Endless batches, the same for both sides, padded to the longest mesh of the batch."""
@@ -154,8 +152,3 @@ def validation_loss(predict: Predict, task: Task) -> dict[str, float]:
             total += F.cross_entropy(predict(codes).flatten(0, 1), targets.flatten(), reduction="sum").item()
             count += targets.numel()
     return {"loss": total / count}
-
-
-def warmed_up(rate: float, step: int) -> float:
-    """Learning rate of a step: linear warm-up to `rate`, then constant."""
-    return rate * min(1.0, (step + 1) / (WARMUP_STEPS + 1))

@@ -1,27 +1,32 @@
 """quintet's MuLaN as a worker.
 
 `mulan_ours.py step PRECISION`: a training step of the recipe (spectrogram, masks, both encoders, loss, clipping,
-AdamW). `mulan_ours.py loss SYMBOLS CLIPS RATE SECONDS`: trains for slices of CPU seconds, and measures after each;
-SYMBOLS is words, with the peer's vocabulary, or bytes.
+AdamW). `mulan_ours.py loss SYMBOLS CLIPS SETTINGS SECONDS`: trains for slices of CPU seconds, and measures after each;
+SYMBOLS is words, with the peer's vocabulary, or bytes; SETTINGS is a learning rate, for the peer's sizes, or a preset,
+which reads bytes.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import loss_task
 import mulan_task as task
+import ours_training
 from quintet import config
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Item
 from quintet.common.rng import ItemRNG
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.model import MuLaN
 from quintet.families.mulan.task import MuLaNTask
+from quintet.families.mulan.towers import Prepared
 from quintet.training.engine import Engine
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.state import TrainingState
@@ -118,8 +123,55 @@ def serve_step(precision: str) -> None:
 # --- training for a fixed time --------------------------------------------------------------------------------------
 
 
-def serve_training(symbols: str, folder: str, rate: str, seconds: str) -> None:
+def serve_training(symbols: str, folder: str, settings: str, seconds: str) -> None:
     data = task.read_task(Path(folder))
+    if settings in MuLaNConfig.PRESETS:
+        serve_preset(data, settings, seconds)
+    else:
+        serve_peer_sizes(data, symbols, settings, seconds)
+
+
+@dataclass
+class WindowDataset:
+    """Windows of clips, each with its caption: anywhere in a training clip, at the start of a held-out one."""
+
+    clips: task.Clips
+    train: bool
+
+    def __len__(self) -> int:
+        return len(self.clips.texts)
+
+    def name(self, item: int) -> str:
+        return str(item)
+
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        room = max(int(self.clips.lengths[item]) - task.SAMPLES, 0) + 1
+        start = int(rng.number("crop") * room) if self.train else 0
+        waves, lengths = self.clips.at([item], [start])
+        return {"wavs": waves, "lengths": lengths, "texts": self.clips.texts[item]}
+
+
+def serve_preset(data: task.Task, preset: str, seconds: str) -> None:
+    same_windows = {"data.seconds": task.SAMPLES / task.RATE}
+    ours = ours_training.make_task(MuLaNConfig, preset, {}, {}, same_windows)
+    assert isinstance(ours, MuLaNTask)
+
+    def measure(mulan: MuLaN) -> dict[str, float]:
+        return measured(mulan, data, mulan.text.prepare)
+
+    train, held_out = WindowDataset(data.train, train=True), WindowDataset(data.held_out, train=False)
+    facts = {**about(ours.mulan), "task": data.digest}
+    ours_training.serve_training(ours, train, held_out, measure, facts, seconds)
+
+
+def measured(mulan: MuLaN, data: task.Task, prepare_texts: Callable[[Sequence[str]], Prepared]) -> dict[str, float]:
+    def embed(waves: Tensor, lengths: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return mulan.embed_audio(waves, lengths), mulan.embed_prepared(prepare_texts(texts))
+
+    return task.measured(embed, data.held_out, mulan.log_scale[-1].exp().item())
+
+
+def serve_peer_sizes(data: task.Task, symbols: str, rate: str, seconds: str) -> None:
     words = task.Words(data.train.texts)
     # Both sides train on complete captions.
     keys: dict[str, Any] = {"train.batch_size": task.TRAIN_BATCH, "data.word_dropout": 0}
@@ -141,15 +193,14 @@ def serve_training(symbols: str, folder: str, rate: str, seconds: str) -> None:
         return make_train_batch(next(batches), training.number)
 
     def step(batch: Batch) -> None:
-        training.step(batch, task.warmed_up(float(rate), training.number))
+        training.step(batch, loss_task.warmed_up(float(rate), training.number, task.WARMUP_STEPS))
 
-    def embed(waves: Tensor, lengths: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        prepared = mulan.text.prepare_ids(words(texts)) if symbols == "words" else mulan.text.prepare(texts)
-        return mulan.embed_audio(waves, lengths), mulan.embed_prepared(prepared)
+    def prepare_texts(texts: Sequence[str]) -> Prepared:
+        return mulan.text.prepare_ids(words(texts)) if symbols == "words" else mulan.text.prepare(texts)
 
     def measure() -> dict[str, float]:
         mulan.eval()
-        metrics = task.measured(embed, data.held_out, mulan.log_scale[-1].exp().item())
+        metrics = measured(mulan, data, prepare_texts)
         mulan.train()
         return metrics
 

@@ -5,7 +5,6 @@ Imported by workers in several environments, so it depends only on torch and saf
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
+
+import loss_task
 
 RATE = 16_000
 SAMPLES = 2 * RATE
@@ -89,10 +90,9 @@ class Task:
     @property
     def digest(self) -> str:
         """Must be equal for all workers, otherwise their results are not comparable."""
-        parts = [json.dumps([self.train.texts, self.held_out.texts]).encode()]
-        for clips in (self.train, self.held_out):
-            parts += [clips.waves.numpy().tobytes(), clips.lengths.numpy().tobytes()]
-        return hashlib.sha256(b"".join(parts)).hexdigest()
+        both = (self.train, self.held_out)
+        tensors = [tensor for clips in both for tensor in (clips.waves, clips.lengths)]
+        return loss_task.digest_of(tensors, [clips.texts for clips in both])
 
     def batches(self) -> Iterator[tuple[list[int], list[int]]]:
         """Endless batches of items and starts of their windows, the same for both sides."""
@@ -168,8 +168,3 @@ def _loss(similarities: Tensor, scale: float) -> float:
 
 def chance() -> float:
     return math.log(HELD_OUT)
-
-
-def warmed_up(rate: float, step: int) -> float:
-    """Learning rate of a step: linear warm-up to `rate`, then constant."""
-    return rate * min(1.0, (step + 1) / (WARMUP_STEPS + 1))

@@ -2,43 +2,44 @@
 
 `muse_ours.py step|sample|sample-peer-settings PRECISION`: a training step of the recipe (masks, byte encoder, loss at
 masked positions, AdamW); decoding with the settings of the recipe or of the peer.
-`muse_ours.py loss TOKENIZER CODES RATE SECONDS`: trains with quintet's loop for slices of CPU seconds, and measures
-after each.
+`muse_ours.py loss TOKENIZER CODES SETTINGS SECONDS`: trains for slices of CPU seconds, and measures after each;
+SETTINGS is a learning rate, for the peer's sizes, or a preset.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+import loss_task
 import muse_task as task
+import ours_training
 from quintet import config
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.config.masked import MaskGitSampleConfig
-from quintet.data.splits import Splits
 from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.task import MuseTask
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.pipeline import VQGanPipeline
-from quintet.nn.maskgit import MaskGit
-from quintet.nn.text import ByteTextEncoder
 from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import open_pipeline
 from quintet.sampling import masked
 from quintet.sampling.maskgit import fill
 from quintet.training.engine import Engine
-from quintet.training.run_folder import Run
 from quintet.training.state import TrainingState
-from quintet.training.trainer import Trainer
-from worker import TimedTraining, count_parameters, serve
+from worker import serve
+
+SIZES: Mapping[str, Any] = {
+    "model.dim": task.DIM,
+    "model.depth": task.DEPTH,
+    "model.heads": task.HEADS,
+    "loss.cond_drop_prob": task.DROP_TEXT,
+}
 
 
 def tokenizer_of(grid: int) -> Pipeline[Any]:
@@ -49,20 +50,10 @@ def tokenizer_of(grid: int) -> Pipeline[Any]:
     return VQGanPipeline(settings, VQGanPipeline.build_modules(settings, {})).freeze()
 
 
-def make_task(tokenizer: Pipeline[Any], keys: Mapping[str, Any]) -> MuseTask:
-    own: dict[str, Any] = {
-        "model.dim": task.DIM,
-        "model.depth": task.DEPTH,
-        "model.heads": task.HEADS,
-        "loss.cond_drop_prob": task.DROP_TEXT,
-        "optim.betas": task.BETAS,
-    }
-    torch.manual_seed(0)
-    return MuseTask(config.build(MuseConfig, overrides={**own, **keys}), {"tokenizer": tokenizer})
-
-
 def timed_task(precision: str) -> tuple[MuseTask, Engine]:
     keys = {
+        **SIZES,
+        "optim.betas": loss_task.BETAS,
         # The dimension of the peer's text context, for the same cost.
         "model.text_dim": task.DIM,
         "model.text_length": task.TEXT_SYMBOLS,
@@ -70,17 +61,11 @@ def timed_task(precision: str) -> tuple[MuseTask, Engine]:
         "train.batch_size": task.STEP_BATCH,
         "ema.enabled": False,
     }
-    ours = make_task(tokenizer_of(task.GRID), keys)
+    torch.manual_seed(0)
+    ours = MuseTask(config.build(MuseConfig, overrides=keys), {"tokenizer": tokenizer_of(task.GRID)})
     engine = Engine(ours.config.engine)
     engine.to_device(ours.modules)
     return ours, engine
-
-
-def about(ours: MuseTask) -> dict[str, Any]:
-    encoder = ours.maskgit.text_encoder
-    assert isinstance(encoder, ByteTextEncoder)
-    text = count_parameters(encoder)
-    return {"parameters": {"transformer": count_parameters(ours.maskgit) - text, "byte encoder": text}}
 
 
 # --- a step -----------------------------------------------------------------------------------------------------
@@ -104,7 +89,7 @@ def serve_step(precision: str) -> None:
             phase.optimizer.zero_grad()
         number += 1
 
-    serve(step, about(ours), ("quintet",))
+    serve(step, ours_training.about_maskgit(ours.maskgit), ("quintet",))
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------
@@ -155,71 +140,18 @@ def serve_sampling(precision: str, peer_settings: bool) -> None:
             )
         number += 1
 
-    serve(step, about(ours), ("quintet",))
+    serve(step, ours_training.about_maskgit(ours.maskgit), ("quintet",))
 
 
 # --- training for a fixed time --------------------------------------------------------------------------------------
 
 
-@dataclass
-class CodeDataset:
-    """A dataset of codes with texts."""
-
-    codes: Tensor
-    texts: Sequence[str]
-    grid: int
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def name(self, item: int) -> str:
-        return str(item)
-
-    def load(self, item: int, rng: ItemRNG) -> Item:
-        return {"codes": self.codes[item].view(self.grid, self.grid), "texts": self.texts[item]}
-
-
-def serve_training(tokenizer: str, folder: str, rate: str, seconds: str) -> None:
+def serve_training(tokenizer: str, folder: str, settings: str, seconds: str) -> None:
     data = task.read_task(Path(folder))
-    keys = {
-        "model.text_length": task.LONGEST_TEXT,
-        "train.steps": 1_000_000,
-        "train.batch_size": task.TRAIN_BATCH,
-        "optim.lr": float(rate),
-        "optim.warmup_steps": task.WARMUP_STEPS,
-        "optim.schedule": "constant",
-        "data.num_workers": 0,
-        "log.trackers": [],
-    }
-    ours = make_task(open_pipeline(tokenizer), keys)
-    splits = Splits(
-        CodeDataset(data.train_codes, data.train_texts, data.grid),
-        CodeDataset(data.codes, data.texts, data.grid),
-        "given",
-    )
-    with tempfile.TemporaryDirectory() as temporary:
-        trainer = Trainer(ours, Run.new(Path(temporary) / "run"), splits=splits, silent=True)
-        average = trainer.state.ema
-        assert average is not None
-        averaged = average.modules["maskgit"]
-        assert isinstance(averaged, MaskGit)
-
-        def measure() -> dict[str, float]:
-            return {
-                **measured(ours.maskgit, data, (True, False)),
-                **{f"averaged {name}": value for name, value in measured(averaged, data, (True,)).items()},
-            }
-
-        training = TimedTraining(lambda _: trainer.train_step(), measure, float(seconds))
-        serve(training.next_slice, {**about(ours), "task": data.digest}, ("quintet",))
-
-
-def measured(maskgit: MaskGit, data: task.Task, texts_shown: tuple[bool, ...]) -> dict[str, float]:
-    def predict(tokens: Tensor, texts: Sequence[str], shown: bool) -> Tensor:
-        logits: Tensor = maskgit(tokens, maskgit.texts(texts, torch.full((len(texts),), shown)))
-        return logits
-
-    return task.masked_loss(predict, data, maskgit.mask_id, texts_shown)
+    peer_sizes = {**SIZES, "model.text_length": task.LONGEST_TEXT}
+    ours = ours_training.make_task(MuseConfig, settings, {"tokenizer": open_pipeline(tokenizer)}, peer_sizes)
+    assert isinstance(ours, MuseTask)
+    ours_training.serve_maskgit(ours, data, (True, False), ours_training.about_maskgit(ours.maskgit), seconds)
 
 
 WORKS: Mapping[str, Callable[..., None]] = {

@@ -1,17 +1,22 @@
-"""quintet's Phenaki as a worker: `phenaki_ours.py KIND PRECISION`, where a kind is one of `WORKS`.
+"""quintet's Phenaki as a worker: `phenaki_ours.py KIND PRECISION`, where a kind is one of `WORKS` but `loss`.
 
 A training step of the recipe (masks, byte encoder, loss at masked positions, Adam); text to video with the settings of
 the recipe or of the peer. With `-embeddings`: the settings of the peer, and text embeddings instead of a byte encoder.
+
+`phenaki_ours.py loss TOKENIZER CODES SETTINGS SECONDS`: trains for slices of CPU seconds, and measures after each;
+SETTINGS is a learning rate, for the peer's sizes, or a preset.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import ours_training
 import video_task as task
 from quintet import config
 from quintet.common.batch import Batch
@@ -22,11 +27,13 @@ from quintet.families.phenaki.config import PhenakiConfig
 from quintet.families.phenaki.model import Phenaki
 from quintet.families.phenaki.pipeline import PhenakiPipeline
 from quintet.families.phenaki.task import PhenakiTask
-from quintet.nn.text import ByteTextEncoder
+from quintet.pipelines.loading import open_pipeline
 from quintet.sampling import masked
 from quintet.training.engine import Engine
 from quintet.training.state import TrainingState
-from worker import count_parameters, serve
+from worker import serve
+
+SIZES: Mapping[str, Any] = {"model.dim": task.DIM, "model.depth": task.DEPTH, "model.heads": task.HEADS}
 
 
 def tokenizer() -> CViViTPipeline:
@@ -48,9 +55,7 @@ def tokenizer() -> CViViTPipeline:
 
 def make_task(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
     keys: dict[str, Any] = {
-        "model.dim": task.DIM,
-        "model.depth": task.DEPTH,
-        "model.heads": task.HEADS,
+        **SIZES,
         # The dimension of the peer's text context, for the same cost.
         "model.text_dim": task.DIM,
         "model.text_length": task.TEXT_SYMBOLS,
@@ -68,15 +73,6 @@ def make_task(precision: str, embeddings: bool) -> tuple[PhenakiTask, Engine]:
     engine = Engine(ours.config.engine)
     engine.to_device(ours.modules)
     return ours, engine
-
-
-def about(ours: PhenakiTask) -> dict[str, Any]:
-    encoder, everything = ours.maskgit.text_encoder, count_parameters(ours.maskgit)
-    if not isinstance(encoder, ByteTextEncoder):
-        # The peer's projection of embeddings also counts as part of its transformer.
-        return {"parameters": {"transformer": everything}}
-    text = count_parameters(encoder)
-    return {"parameters": {"transformer": everything - text, "byte encoder": text}}
 
 
 def serve_step(precision: str, embeddings: bool) -> None:
@@ -98,7 +94,7 @@ def serve_step(precision: str, embeddings: bool) -> None:
             phase.optimizer.zero_grad()
         number += 1
 
-    serve(step, about(ours), ("quintet",))
+    serve(step, ours_training.about_maskgit(ours.maskgit), ("quintet",))
 
 
 def serve_sampling(precision: str, peer_settings: bool, embeddings: bool = False) -> None:
@@ -128,15 +124,30 @@ def serve_sampling(precision: str, peer_settings: bool, embeddings: bool = False
         assert videos.shape == (task.SAMPLE_BATCH, 3, task.FRAMES, task.SIDE, task.SIDE)
         number += 1
 
-    serve(step, about(ours), ("quintet",))
+    serve(step, ours_training.about_maskgit(ours.maskgit), ("quintet",))
 
 
-WORKS: Mapping[str, Callable[[str], None]] = {
+# --- training for a fixed time --------------------------------------------------------------------------------------
+
+
+def serve_training(tokenizer: str, folder: str, settings: str, seconds: str) -> None:
+    data = task.read_task(Path(folder))
+    frozen = {"tokenizer": open_pipeline(tokenizer)}
+    peer_sizes = {**SIZES, "model.text_length": task.LONGEST_TEXT}
+    # The masks of the measurement cover all latent frames, and a frame-autoregressive model never sees later ones.
+    all_at_once = {"loss.frame_autoregressive": False}
+    ours = ours_training.make_task(PhenakiConfig, settings, frozen, peer_sizes, all_at_once)
+    assert isinstance(ours, PhenakiTask)
+    ours_training.serve_maskgit(ours, data, (True,), ours_training.about_maskgit(ours.maskgit), seconds)
+
+
+WORKS: Mapping[str, Callable[..., None]] = {
     "step": lambda precision: serve_step(precision, embeddings=False),
     "step-embeddings": lambda precision: serve_step(precision, embeddings=True),
     "sample": lambda precision: serve_sampling(precision, peer_settings=False),
     "sample-peer-settings": lambda precision: serve_sampling(precision, peer_settings=True),
     "sample-embeddings": lambda precision: serve_sampling(precision, peer_settings=True, embeddings=True),
+    "loss": serve_training,
 }
 
 

@@ -10,6 +10,15 @@ quantizers at all frames, ours those of one quantizer per row at its masked fram
 one prompt for the batch, ours for each row. `generate`: one clip, 16 passes for the first quantizer and one for each
 other, 23 in total, to codes; ours with the peer's sampling (top 30 % of the codes, decreasing temperature) and with our
 own. The real-time factor uses CPU seconds.
+
+`loss`: the first 50 frames and 4 quantizers of synthetic `sounds` clips, encoded by a trained audio codec, batch 16,
+without conditioning, because the peer reads only semantic tokens. All train for the same CPU seconds, and the
+cross-entropy of masked held-out codes of every quantizer, under the same masks, is measured during training; coarser
+quantizers are visible, finer ones are masked. The peer has the sizes above, its own defaults otherwise (four residual
+streams, linear mask schedule, a part of the masked codes visible or replaced), AdamW, its gradient clipping and a
+warm-up; the better of its learning rates counts. Ours appears at the peer's sizes with the same optimizer, and with all
+settings of the preset `small`: its sizes, batch, optimizer, precision, coarse quantizers more often. Both rows of ours
+start from the codebooks of the codec, as in the recipe. The learning rate does not decay.
 """
 
 from __future__ import annotations
@@ -17,6 +26,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+import equal_time
 import soundstorm_task as task
 from side_by_side import HERE, Contender, audio_peer, interleave, mean_cpu, record, table
 
@@ -78,15 +88,22 @@ def compare(what: str, precision: str, rounds: int | None, warmup: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=list(TARGETS), help="step, generate")
-    parser.add_argument("--precision", choices=list(ROUNDS), default="fp32")
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("what", nargs="*", default=list(TARGETS), help="step, generate, loss")
+    parser.add_argument("--precision", choices=list(ROUNDS), default="fp32", help="precision of step and generate")
+    parser.add_argument("--rounds", type=int, help="number of rounds of step and generate")
     parser.add_argument("--warmup", type=int, default=2, help="number of warm-up rounds, which are not counted")
+    equal_time.add_code_arguments(parser, HERE.parent / "runs" / "bench-soundstorm", "audio-codec", "sounds")
+    equal_time.add_arguments(parser)
     arguments = parser.parse_args()
     for what in arguments.what:
-        if what not in TARGETS:
-            parser.error(f"'{what}' is not one of {', '.join(TARGETS)}")
-        compare(what, arguments.precision, arguments.rounds, arguments.warmup)
+        if what == "loss":
+            levels = range(1, task.CLIP_LEVELS + 1)
+            columns = {f"quantizer {level}": equal_time.shown(f"loss/level {level}") for level in levels}
+            equal_time.compare_on_codes("soundstorm", peer, ours, arguments, columns)
+        elif what in TARGETS:
+            compare(what, arguments.precision, arguments.rounds, arguments.warmup)
+        else:
+            parser.error(f"'{what}' is not one of {', '.join(TARGETS)}, loss")
 
 
 if __name__ == "__main__":

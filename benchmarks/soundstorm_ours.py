@@ -3,29 +3,43 @@
 `soundstorm_ours.py step SIZES PRECISION`: a training step (masks, conditioning, loss at the masked codes of the
 selected quantizers, clipping, AdamW). `soundstorm_ours.py generate SIZES SETTINGS PRECISION`: decoding of one clip.
 SIZES is `peer` (the peer's convolution) or `own` (the recipe's); SETTINGS is `peer` (the peer's sampling) or `own`.
+`soundstorm_ours.py loss TOKENIZER CODES SETTINGS SECONDS`: trains for slices of CPU seconds, and measures after each;
+SETTINGS is a learning rate, for the peer's sizes, or a preset.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+import ours_training
 import soundstorm_task as task
 from quintet.common.rng import ItemRNG
 from quintet.config import EngineConfig, OptimizerConfig
-from quintet.families.soundstorm.config import SoundStormSampleConfig
+from quintet.families.soundstorm.config import SoundStormConfig, SoundStormSampleConfig
 from quintet.families.soundstorm.decoding import canvas, generate, level_settings
 from quintet.families.soundstorm.masking import mask_codes
 from quintet.families.soundstorm.model import SoundStorm
+from quintet.families.soundstorm.task import SoundStormTask
+from quintet.pipelines.loading import open_pipeline
 from quintet.sampling import masked
 from quintet.training.engine import Engine
 from quintet.training.optim import clip_gradients, gradient_norm, make_optimizer
 from worker import count_parameters, serve
 
+SIZES: Mapping[str, Any] = {
+    "dim": task.DIM,
+    "depth": task.DEPTH,
+    "heads": task.HEADS,
+    "head_dim": task.HEAD_DIM,
+    "ff_mult": task.MULTIPLIER,
+}
 CONVOLUTION: Mapping[str, dict[str, Any]] = {
     "peer": {"conv_kernel_size": task.KERNEL, "conv_expansion": task.EXPANSION},
     "own": {},
@@ -39,13 +53,9 @@ def make_model(sizes: str) -> SoundStorm:
         num_quantizers=task.LEVELS,
         frame_rate=task.RATE / task.FRAME_SAMPLES,
         max_frames=task.FRAMES,
-        dim=task.DIM,
-        depth=task.DEPTH,
-        heads=task.HEADS,
-        head_dim=task.HEAD_DIM,
-        ff_mult=task.MULTIPLIER,
         semantic_codes=task.SEMANTIC_CODES,
         semantic_rate=task.RATE / task.SEMANTIC_SAMPLES,
+        **SIZES,
         **CONVOLUTION[sizes],
     )
 
@@ -128,7 +138,33 @@ def serve_generation(sizes: str, settings: str, precision: str) -> None:
     serve(step, about(model), ("quintet",))
 
 
-WORKS: Mapping[str, Callable[..., None]] = {"step": serve_step, "generate": serve_generation}
+# --- training for a fixed time --------------------------------------------------------------------------------------
+
+
+def serve_training(tokenizer: str, folder: str, settings: str, seconds: str) -> None:
+    data = task.read_task(Path(folder))
+    frozen = {"tokenizer": open_pipeline(tokenizer)}
+    sizes = {f"model.{name}": value for name, value in {**SIZES, **CONVOLUTION["peer"]}.items()}
+    peer_sizes = {**sizes, "optim.max_grad_norm": task.CLIP}
+    same_codes = {"model.num_quantizers": task.CLIP_LEVELS}
+    ours = ours_training.make_task(SoundStormConfig, settings, frozen, peer_sizes, same_codes)
+    assert isinstance(ours, SoundStormTask)
+
+    def measure(model: SoundStorm) -> dict[str, float]:
+        def predict(tokens: Tensor, level: int) -> Tensor:
+            frames = torch.ones(tokens.shape[:2], dtype=torch.bool)
+            logits: Tensor = model(tokens, model.conditioning(frames), torch.full((len(tokens),), level))
+            return logits
+
+        return task.masked_loss(predict, data, model.mask_id)
+
+    train = ours_training.CodeDataset(data.train_codes, data.train_texts)
+    held_out = ours_training.CodeDataset(data.codes, data.texts)
+    facts = {**about(ours.soundstorm), "task": data.digest}
+    ours_training.serve_training(ours, train, held_out, measure, facts, seconds)
+
+
+WORKS: Mapping[str, Callable[..., None]] = {"step": serve_step, "generate": serve_generation, "loss": serve_training}
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""Definitions shared by both sides of the video benchmarks: sizes and texts.
+"""Definitions shared by both sides of the video benchmarks: sizes, texts, and codes of clips.
 
-Imported by workers in several environments, so it depends only on torch.
+Imported by workers in several environments, so it depends only on torch and safetensors.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
+
+import loss_task
 
 CODES = 1024
 FRAMES, SIDE = 9, 64
@@ -30,6 +34,9 @@ TEXTS = ("a large red circle, at the left", "a small blue star on the right", "t
 TEXT_DIM = 512
 """Dimension of the embeddings of T5-small."""
 
+# Training for a fixed time
+LONGEST_TEXT = 96
+
 
 def texts(count: int) -> list[str]:
     """Texts of exactly `TEXT_SYMBOLS` symbols."""
@@ -49,3 +56,11 @@ def videos(count: int) -> Tensor:
 def codes(count: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, CODES, (count, LATENT_FRAMES, SIDE_CODES, SIDE_CODES), generator=generator)
+
+
+def read_task(folder: Path) -> loss_task.CodeTask:
+    """Codes (clips, latent frames, rows, columns) of clips of equal length, with their texts."""
+    codes, rows = loss_task.read_rows(folder)
+    if codes.dim() != 4 or not 0 <= int(codes.min()) <= int(codes.max()) < CODES:
+        raise SystemExit(f"`loss` needs a tokenizer with one quantizer of {CODES} codes, and clips of equal length")
+    return loss_task.split_codes(codes, rows, codes[0].numel())

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import loss_task
 import mesh_task as task
 from worker import TimedTraining, serve
 
@@ -150,15 +151,7 @@ def serve_training(path: str, rate: str, seconds: str) -> None:
     data = task.read_task(Path(path))
     model = make_transformer(max(data.train.shape[1], data.held_out.shape[1]))
     optimizer = torch.optim.Adam(trained(model), lr=float(rate), betas=task.BETAS)
-    train, batches = make_step(model, optimizer), data.batches()
-    number = 0
-
-    def step(codes: Tensor) -> None:
-        nonlocal number
-        for group in optimizer.param_groups:
-            group["lr"] = task.warmed_up(float(rate), number)
-        train(codes)
-        number += 1
+    batches = data.batches()
 
     def predict(codes: Tensor) -> Tensor:
         logits: Tensor = model.forward_on_codes(codes, return_loss=False, append_eos=False)
@@ -170,6 +163,7 @@ def serve_training(path: str, rate: str, seconds: str) -> None:
         model.train()
         return metrics
 
+    step = loss_task.with_warmup(make_step(model, optimizer), optimizer, float(rate))
     training = TimedTraining(step, measure, float(seconds), lambda: next(batches))
     serve(training.next_slice, {**about_transformer(model), "task": data.digest}, PACKAGES)
 

@@ -19,6 +19,7 @@ import audio_stand_ins  # noqa: F401  without which the peer does not import
 import torch
 from torch import Tensor, nn
 
+import loss_task
 import mulan_task as task
 from worker import TimedTraining, serve
 
@@ -112,18 +113,13 @@ def serve_training(front: str, folder: str, rate: str, seconds: str) -> None:
         model.audio.spec = nn.Sequential(model.audio.spec, Logarithm())
     optimizer = make_optimizer(model, float(rate))
     train, batches = make_step(model, optimizer), data.batches()
-    number = 0
 
     def prepare() -> tuple[Tensor, Tensor]:
         items, starts = next(batches)
         return data.train.at(items, starts)[0], padded(words([data.train.texts[item] for item in items]))
 
-    def step(batch: tuple[Tensor, Tensor]) -> None:
-        nonlocal number
-        for group in optimizer.param_groups:
-            group["lr"] = task.warmed_up(float(rate), number)
+    def train_batch(batch: tuple[Tensor, Tensor]) -> None:
         train(*batch)
-        number += 1
 
     def embed(waves: Tensor, lengths: Tensor, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         return model.get_audio_latents(waves), model.get_text_latents(padded(words(texts)))
@@ -134,6 +130,7 @@ def serve_training(front: str, folder: str, rate: str, seconds: str) -> None:
         model.train()
         return metrics
 
+    step = loss_task.with_warmup(train_batch, optimizer, float(rate), task.WARMUP_STEPS)
     training = TimedTraining(step, measure, float(seconds), prepare)
     serve(training.next_slice, {**about(model), "task": data.digest}, PACKAGES)
 

@@ -10,7 +10,6 @@ AdamW and a warm-up.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,18 +17,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import vqgan_peer  # noqa: F401  declares torchvision's operators, without which the peer does not import
 from muse_maskgit_pytorch import MaskGit, MaskGitTransformer, VQGanVAE, muse_maskgit_pytorch, t5
+from random_text import DIM as TEXT_DIM
+from random_text import RandomTextEmbeddings
 from torch import Tensor
 
+import loss_task
 import muse_task as task
 from worker import TimedTraining, serve
 
 PACKAGES = ("muse-maskgit-pytorch", "torchvision")
-TEXT_DIM = 512
-"""Dimension of the embeddings of T5-small."""
-START, END, SYMBOLS = 256, 257, 258
 
 
 def make_maskgit(grid: int, attention: str) -> Any:
@@ -54,6 +52,10 @@ def trained(maskgit: Any) -> list[Any]:
     return [parameter for parameter in maskgit.transformer.parameters() if parameter.requires_grad]
 
 
+def make_optimizer(maskgit: Any, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(trained(maskgit), lr=rate, betas=loss_task.BETAS, weight_decay=0.0)
+
+
 def about(maskgit: Any) -> dict[str, Any]:
     def count(module: Any) -> int:
         return sum(parameter.numel() for parameter in module.parameters())
@@ -74,7 +76,7 @@ def autocast(precision: str) -> Any:
 
 def serve_step(attention: str, precision: str) -> None:
     maskgit = make_maskgit(task.GRID, attention)
-    optimizer = torch.optim.AdamW(trained(maskgit), lr=3e-4, betas=task.BETAS, weight_decay=0.0)
+    optimizer = make_optimizer(maskgit, 3e-4)
     codes = torch.randint(0, task.CODES, (task.STEP_BATCH, task.GRID, task.GRID))
     texts = torch.randn(task.STEP_BATCH, task.TEXT_SYMBOLS, TEXT_DIM)
 
@@ -105,54 +107,30 @@ def serve_sampling(attention: str, precision: str) -> None:
 # --- training for a fixed time --------------------------------------------------------------------------------------
 
 
-class RandomTextEmbeddings:
-    """Untrained text embeddings: a random vector for each byte, plus sinusoidal positions."""
-
-    def __init__(self) -> None:
-        self.vectors = torch.randn(SYMBOLS, TEXT_DIM, generator=torch.Generator().manual_seed(0))
-        speeds = torch.exp(-math.log(10_000) * torch.arange(0, TEXT_DIM, 2) / TEXT_DIM)
-        angles = torch.arange(task.LONGEST_TEXT)[:, None] * speeds
-        self.positions = torch.cat([angles.sin(), angles.cos()], dim=1)
-
-    def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Embeddings (texts, symbols, dim); zeros are padding for the peer."""
-        symbols = [[START, *text.encode()[: task.LONGEST_TEXT - 2], END] for text in texts]
-        embedded = torch.zeros(len(texts), max(map(len, symbols)), TEXT_DIM)
-        for row, each in zip(embedded, symbols, strict=True):
-            row[: len(each)] = F.embedding(torch.tensor(each), self.vectors) + self.positions[: len(each)]
-        return embedded
-
-
 def serve_training(attention: str, folder: str, rate: str, seconds: str) -> None:
-    data, embed = task.read_task(Path(folder)), RandomTextEmbeddings()
-    maskgit = make_maskgit(data.grid, attention)
-    optimizer = torch.optim.AdamW(trained(maskgit), lr=float(rate), betas=task.BETAS, weight_decay=0.0)
-    order: list[int] = []
-    number = 0
+    data, embed = task.read_task(Path(folder)), RandomTextEmbeddings(task.LONGEST_TEXT)
+    maskgit = make_maskgit(data.grid[0], attention)
+    optimizer = make_optimizer(maskgit, float(rate))
+    batches = data.batches()
 
     def prepare() -> tuple[Tensor, Tensor]:
-        if len(order) < task.TRAIN_BATCH:
-            order.extend(torch.randperm(len(data.train_codes)).tolist())
-        items = [order.pop(0) for _ in range(task.TRAIN_BATCH)]
-        return data.train_codes[items], embed([data.train_texts[item] for item in items])
+        codes, texts = next(batches)
+        return codes.flatten(1), embed(texts)
 
-    def step(batch: tuple[Tensor, Tensor]) -> None:
-        nonlocal number
+    def train(batch: tuple[Tensor, Tensor]) -> None:
         codes, texts = batch
-        for group in optimizer.param_groups:
-            group["lr"] = task.warmed_up(float(rate), number)
         maskgit(codes, text_embeds=texts).backward()
         optimizer.step()
         optimizer.zero_grad()
-        number += 1
 
     def predict(tokens: Tensor, texts: Sequence[str], shown: bool) -> Tensor:
         logits: Tensor = maskgit.transformer(tokens, text_embeds=embed(texts), cond_drop_prob=0.0 if shown else 1.0)
         return logits
 
     def measure() -> dict[str, float]:
-        return task.masked_loss(predict, data, maskgit.mask_id)
+        return loss_task.masked_loss(predict, data, maskgit.mask_id, (True, False))
 
+    step = loss_task.with_warmup(train, optimizer, float(rate))
     training = TimedTraining(step, measure, float(seconds), prepare)
     serve(training.next_slice, {**about(maskgit), "task": data.digest}, PACKAGES)
 
