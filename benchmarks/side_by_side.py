@@ -128,7 +128,7 @@ def write_facts(path: Path, measured: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _git_commit(),
+        "commit": git_commit(),
         "cpu": _cpu(),
         "load_average": os.getloadavg(),
         **measured,
@@ -136,7 +136,7 @@ def write_facts(path: Path, measured: dict[str, Any]) -> None:
     path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def _git_commit() -> str:
+def git_commit() -> str:
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
