@@ -39,7 +39,7 @@ class MaskGitConfig(TextConfig):
         None,
         description="Group neighbouring codes into patches of this size along each axis, one transformer position per "
         "patch (for example [1,2,2] for video), which reduces computation; auto: two rows and two columns where they "
-        "divide the grid; null uses one position per code.",
+        "divide the grid, with all residual quantizers; null uses one position per code.",
     )
     rotary: bool = Field(False, description="Add rotary position embeddings (RoPE) to queries and keys.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of the output of each residual branch.")

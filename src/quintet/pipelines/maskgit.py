@@ -22,13 +22,12 @@ MIN_SIDE = 8
 def auto_patch_size(grid: Sequence[int], num_time_axes: int) -> tuple[int, ...] | None:
     """The size of patches of codes for `model.code_patch_size=auto`, or None for one position per code.
 
-    The axes of `grid` are `num_time_axes` of time, rows, columns, and for a residual quantizer the quantizers.
+    The axes of `grid` are `num_time_axes` of time, rows, columns, and for a residual quantizer the quantizers, which a
+    patch has all of.
     """
-    sides = range(num_time_axes, num_time_axes + 2)
-    size = tuple(
-        2 if axis in sides and length % 2 == 0 and length >= MIN_SIDE else 1 for axis, length in enumerate(grid)
-    )
-    return None if max(size) == 1 else size
+    end = num_time_axes + 2
+    sides = tuple(2 if length % 2 == 0 and length >= MIN_SIDE else 1 for length in grid[num_time_axes:end])
+    return None if max(sides) == 1 else (*(1,) * num_time_axes, *sides, *grid[end:])
 
 
 class MaskGitPipeline(TextGenerator[ConfigT]):
