@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +13,8 @@ from quintet.common.rng import ItemRNG
 
 Item = dict[str, Any]
 """One item: a mapping from field name to tensor, number or text."""
+Collate = Callable[[Sequence[Item]], dict[str, Any]]
+"""Combines items into the fields of a batch."""
 
 
 class Dataset(Protocol):

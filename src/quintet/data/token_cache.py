@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from quintet.common import files
-from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset, Item
 from quintet.common.caches import part_lock, writing_cache
 from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
@@ -43,7 +43,6 @@ BATCH = 32
 """Items that the tokenizer encodes in one batch."""
 
 Encode = Callable[[Batch], Tensor]
-Collate = Callable[[Sequence[Item]], dict[str, Any]]
 Codes = npt.NDArray[Any]
 """int32 codes, or a float32 vector."""
 Progress = Callable[[int, int], None]

@@ -20,7 +20,7 @@ from weakref import finalize
 
 import torch
 
-from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset, Item
 from quintet.common.caches import default_folder
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
@@ -28,7 +28,7 @@ from quintet.data.index.entry import Entry
 from quintet.data.index.shards import ShardEntries
 from quintet.data.python_dataset import PythonDataset
 from quintet.data.splits import Splits
-from quintet.data.token_cache import CacheKey, Collate, Encode, MediaDataset, TokenCache, TokenDataset
+from quintet.data.token_cache import CacheKey, Encode, MediaDataset, TokenCache, TokenDataset
 
 
 @runtime_checkable

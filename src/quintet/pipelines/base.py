@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from quintet.common import files
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Collate
 from quintet.common.batch import collate as collate_equal
 from quintet.common.device import Device, numerics_of
 from quintet.common.inference import inference_mode
@@ -218,9 +218,10 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     # --- data -----------------------------------------------------------------------------------------------
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Collate dataset items into the fields of one batch."""
-        return collate_equal(items)
+    @property
+    def collate(self) -> Collate:
+        """The function that combines items into the fields of a batch; it refers to no module."""
+        return collate_equal
 
 
 class Tokenizer(Pipeline[ConfigT]):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Collate
 from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.config import RunConfig
@@ -56,8 +56,9 @@ class TokenizerTask(Task[ConfigT]):
     def splits(self) -> Splits:
         return self._tokenizer.splits()
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return self._tokenizer.collate(items)
+    @property
+    def collate(self) -> Collate:
+        return self._tokenizer.collate
 
     @property
     def _tokenizer(self) -> Tokenizer[ConfigT]:

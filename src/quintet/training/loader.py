@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset, Item
 from quintet.common.rng import ItemRNG
 from quintet.errors import QuintetError, RunError, UnreadableItem, UsageError
 from quintet.training.engine import Engine
@@ -34,8 +33,6 @@ MAX_DEATHS = 3
 
 MAX_ATTEMPTS = 100
 """Number of replacements tried for one unreadable item before training stops."""
-
-Collate = Callable[[Sequence[Item]], dict[str, Any]]
 
 
 @dataclass

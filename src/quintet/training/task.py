@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quintet import registry
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset
 from quintet.common.batch import collate as collate_equal
 from quintet.common.statistics import Statistics
 from quintet.config import RunConfig, build
@@ -114,9 +114,11 @@ class Task(ABC, Generic[ConfigT]):
     def splits(self) -> Splits:
         """The training and validation data of the configuration."""
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Combine items into the fields of a batch."""
-        return collate_equal(items)
+    @property
+    def collate(self) -> Collate:
+        """The function that combines items into the fields of a batch. Data workers receive a copy of it, so it must
+        not refer to modules."""
+        return collate_equal
 
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         """The lengths of all items, if batches should contain items of similar length."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Collate
 from quintet.common.device import numerics_of
 from quintet.common.inference import inference_mode
 from quintet.config import validate
@@ -83,8 +81,9 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
         report_resampling(splits.train, rate, "the model (model.sample_rate)")
         return splits
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return pad_windows(items)
+    @property
+    def collate(self) -> Collate:
+        return pad_windows
 
     def encode_batch(self, batch: Batch, num_quantizers: int | None = None) -> Tensor:
         """Codes (batch, frames, num_quantizers) of a batch of clips; frames behind the end of a clip are -1."""

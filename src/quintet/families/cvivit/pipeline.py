@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Collate, Item
 from quintet.data.splits import Splits
 from quintet.data.video import pad_clips, video_folder_splits
 from quintet.errors import UsageError
-from quintet.families.cvivit.config import CViViTConfig
+from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
 from quintet.families.cvivit.model import CViViT
 from quintet.media.video_writing import write_video
 from quintet.pipelines.base import Tokenizer
@@ -61,10 +61,9 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
     def splits(self) -> Splits:
         return video_folder_splits(self.config.data, self.config.model.size)
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        """Clips padded to the longest one, rounded up to full latent frames."""
-        model, longest = self.config.model, max(item["videos"].shape[1] for item in items)
-        return pad_clips(items, model.frames(model.latent_frames(longest)))
+    @property
+    def collate(self) -> Collate:
+        return partial(_collate_clips, self.config.model)
 
     def encode_batch(self, batch: Batch) -> Tensor:
         return self.cvivit.encode(pixels(batch), batch["mask"])
@@ -80,6 +79,12 @@ class CViViTPipeline(Tokenizer[CViViTConfig]):
             )
             for number, (video, length) in enumerate(zip(videos, lengths, strict=True))
         ]
+
+
+def _collate_clips(model: CViViTModelConfig, items: Sequence[Item]) -> dict[str, Any]:
+    """Clips padded to the longest one, rounded up to full latent frames."""
+    longest = max(item["videos"].shape[1] for item in items)
+    return pad_clips(items, model.frames(model.latent_frames(longest)))
 
 
 def pixels(batch: Batch) -> Tensor:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Collate
 from quintet.data.mesh import mesh_folder_splits
 from quintet.data.splits import Splits
 from quintet.errors import UsageError
@@ -77,8 +75,9 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
             memory_megabytes=data.memory_megabytes,
         )
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return collate(items)
+    @property
+    def collate(self) -> Collate:
+        return collate
 
     def encode_batch(self, batch: Batch) -> Tensor:
         """Codes (batch, faces, tokens_per_face) of a batch, padded with -1."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset
 from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import inferred_text_keys
@@ -56,8 +55,9 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
     def splits(self) -> Splits:
         return data.token_splits(self.config, as_tokenizer(self.frozen["tokenizer"]))
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return data.collate(items)
+    @property
+    def collate(self) -> Collate:
+        return data.collate
 
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         return dataset.lengths() if hasattr(dataset, "lengths") else None

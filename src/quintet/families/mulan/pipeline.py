@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Collate
 from quintet.common.inference import inference_mode
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
@@ -121,8 +121,9 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
     def splits(self) -> Splits:
         return mulan_splits(self.config, self.mulan.text)
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return pad_windows(items)
+    @property
+    def collate(self) -> Collate:
+        return pad_windows
 
 
 def _check_clips(waves: Sequence[Tensor], rate: int) -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Collate
 from quintet.common.logging import say
 from quintet.common.precision import as_float64
 from quintet.common.rng import seed_from
@@ -60,8 +59,9 @@ class MuLaNTask(Task[MuLaNConfig]):
     def splits(self) -> Splits:
         return mulan_splits(self.config, self.mulan.text)
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return pad_windows(items)
+    @property
+    def collate(self) -> Collate:
+        return pad_windows
 
     # --- training -------------------------------------------------------------------------------------------
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import inferred_text_keys
@@ -44,8 +43,9 @@ class PhenakiTask(MaskGitTask[PhenakiConfig]):
     def splits(self) -> Splits:
         return clip_splits(self.config, self.pipeline(self.modules).tokenizer)
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return collate_clips(items)
+    @property
+    def collate(self) -> Collate:
+        return collate_clips
 
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         """Number of latent frames of each clip; None if all clips have the same number."""

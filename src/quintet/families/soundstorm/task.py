@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset
 from quintet.common.precision import as_float64, at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
@@ -72,8 +71,9 @@ class SoundStormTask(Task[SoundStormConfig]):
     def splits(self) -> Splits:
         return data.clip_splits(self.config, codec_of(self.frozen), self.conditioner)
 
-    def collate(self, items: Sequence[Item]) -> dict[str, Any]:
-        return data.collate(items)
+    @property
+    def collate(self) -> Collate:
+        return data.collate
 
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         return dataset.lengths() if hasattr(dataset, "lengths") else None

@@ -1,0 +1,48 @@
+"""Every recipe: what a data worker receives does not contain the model, however the worker is started.
+
+With `spawn` and `forkserver`, which are the default on macOS and of new versions of Python, dataset and collate
+function are sent to each worker. A module there would be copied, on a GPU with its memory, or could not be sent at all.
+"""
+
+from __future__ import annotations
+
+import io
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from contract.cases import Case
+from contract.worlds import make_task
+from quintet.common.rng import ItemRNG
+from quintet.training.prepare import open_splits
+
+
+class WithoutModules(ForkingPickler):
+    """What `multiprocessing` sends, as long as it is no module."""
+
+    def reducer_override(self, value: object) -> Any:
+        assert not isinstance(value, nn.Module), f"{type(value).__name__} would be sent to the worker"
+        return NotImplemented
+
+
+def sent(value: Any) -> Any:
+    """A copy as another process receives it."""
+    stream = io.BytesIO()
+    WithoutModules(stream).dump(value)
+    return ForkingPickler.loads(stream.getvalue())
+
+
+def test_workers_receive_dataset_and_collate_function_without_the_model(recipe: str, case: Case, data: Path) -> None:
+    task = make_task(recipe, data, case.tiny)
+    dataset = open_splits(task).train
+    rows = [dataset.load(item, ItemRNG(0, [0], [item])) for item in range(2)]
+    expected = task.collate(rows)
+
+    theirs, collate = sent((dataset, task.collate))
+    there = collate([theirs.load(item, ItemRNG(0, [0], [item])) for item in range(2)])
+    assert there.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(there[name], value) if isinstance(value, torch.Tensor) else there[name] == value
