@@ -28,7 +28,7 @@ READS = frozenset(
 )
 """Operations whose result, or its shape, depends on values on the device."""
 SOURCES = Path(quintet.__file__).parent
-PINNED = SOURCES / "common" / "batch.py"
+PINNED = "common/batch.py:"
 COUNTER = SOURCES / "training" / "throughput.py"
 """Passes every operation of some steps on, to count its FLOPs."""
 
@@ -53,12 +53,14 @@ def wait_of(
         return Wait("read", name, _caller())
     if _is_copy(name, args, on_device, target):
         line = _caller()
-        pinned = kwargs.get("non_blocking") or (name == "aten.copy_.default" and len(args) > 2 and args[2])
-        return None if pinned and line.startswith(str(PINNED.relative_to(SOURCES))) else Wait("blocking copy", name, line)
+        asynchronous = kwargs.get("non_blocking") or (name == "aten.copy_.default" and len(args) > 2 and args[2])
+        return None if asynchronous and line.startswith(PINNED) else Wait("blocking copy", name, line)
     return None
 
 
-def _is_read(name: str, args: Sequence[Any], kwargs: dict[str, Any], on_device: type[Tensor], target: str | None) -> bool:
+def _is_read(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], on_device: type[Tensor], target: str | None
+) -> bool:
     if name in READS:
         return True
     if name == "aten.repeat_interleave.Tensor":
