@@ -91,8 +91,11 @@ class MaskGitTask(Task[ConfigT]):
         if not batch.is_prepared:
             has_caption = has_texts(batch)
             return self.maskgit.texts(batch["texts"], has_caption if keep is None else keep & has_caption)
-        if "text" in batch or self.maskgit.text_encoder is None:
-            return {name: batch[name] for name in ("text", "text_mask") if name in batch}
+        encoder = self.maskgit.text_encoder
+        if encoder is None:
+            return {}
+        if encoder.preparation is not None:
+            return {name: batch[name] for name in ("text", "text_mask")}
         texts = self.maskgit.texts(batch["texts"])
         return {**texts, "text_mask": mask_dropped(texts["text_mask"], keep)}
 
