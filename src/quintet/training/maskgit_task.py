@@ -24,10 +24,11 @@ from quintet.config.masked import MaskGitRunConfig
 from quintet.errors import UsageError
 from quintet.nn.codebook import CodebookSmoothing, codebook_smoothing
 from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.nn.preparation import has_texts
 from quintet.nn.text import mask_dropped
 from quintet.pipelines.base import Pipeline
 from quintet.sampling import filters, masked
-from quintet.sampling.maskgit_preparation import CodeRows, MaskGitPreparation, has_texts
+from quintet.sampling.maskgit_preparation import CodeRows, MaskGitPreparation
 from quintet.training.engine import Engine
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits

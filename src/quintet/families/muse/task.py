@@ -17,8 +17,9 @@ from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import token_splits
 from quintet.families.muse.pipeline import MusePipeline
 from quintet.media.image import EXTENSIONS, image_grid, write_image
+from quintet.nn.preparation import check_vocabulary
 from quintet.pipelines.base import Frozen, as_tokenizer
-from quintet.sampling.maskgit_preparation import CodeRows, check_vocabulary
+from quintet.sampling.maskgit_preparation import CodeRows
 from quintet.training.judge import judge_of, judged_rows
 from quintet.training.maskgit_task import MaskGitTask
 from quintet.training.phase import Modules
