@@ -1,7 +1,8 @@
 """Every recipe: what a data worker receives does not contain the model, however the worker is started.
 
-With `spawn` and `forkserver`, which are the default on macOS and of new versions of Python, dataset and collate
-function are sent to each worker. A module there would be copied, on a GPU with its memory, or could not be sent at all.
+With `spawn` and `forkserver`, which are the default on macOS and of new versions of Python, dataset and functions of
+the task (`collate`, `prepare`) are sent to each worker. A module there would be copied, on a GPU with its memory, or
+could not be sent at all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import nn
 
 from contract.cases import Case
 from contract.worlds import make_task
+from quintet.common.batch import Batch, Prepare
 from quintet.common.rng import ItemRNG
 from quintet.training.prepare import open_splits
 
@@ -35,14 +37,18 @@ def sent(value: Any) -> Any:
     return ForkingPickler.loads(stream.getvalue())
 
 
-def test_workers_receive_dataset_and_collate_function_without_the_model(recipe: str, case: Case, data: Path) -> None:
+def prepared(fields: dict[str, Any], prepare: Prepare) -> dict[str, Any]:
+    return Batch(fields, ("one", "two"), ItemRNG(0, [0, 0], [0, 1])).prepared(prepare).fields
+
+
+def test_workers_receive_dataset_and_functions_without_the_model(recipe: str, case: Case, data: Path) -> None:
     task = make_task(recipe, data, case.tiny)
     dataset = open_splits(task).train
     rows = [dataset.load(item, ItemRNG(0, [0], [item])) for item in range(2)]
-    expected = task.collate(rows)
+    expected = prepared(task.collate(rows), task.prepare)
 
-    theirs, collate = sent((dataset, task.collate))
-    there = collate([theirs.load(item, ItemRNG(0, [0], [item])) for item in range(2)])
+    theirs, collate, prepare = sent((dataset, task.collate, task.prepare))
+    there = prepared(collate([theirs.load(item, ItemRNG(0, [0], [item])) for item in range(2)]), prepare)
     assert there.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(there[name], value) if isinstance(value, torch.Tensor) else there[name] == value
