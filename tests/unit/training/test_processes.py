@@ -127,6 +127,28 @@ def gradient_memory(engine: Engine) -> int:
     )
 
 
+class NotingLinear(nn.Linear):
+    """Remembers the data type of the weights that it computes with."""
+
+    seen: torch.dtype | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.seen = self.weight.dtype
+        return super().forward(input)
+
+
+def sharded_dtypes(precision: Any) -> list[str]:
+    """The data types of gathered weights, of the shards and of their gradients."""
+    engine = Engine(EngineConfig(device="cpu", fsdp=True, precision=precision))
+    net = NotingLinear(3, 2)
+    engine.shard({"net": net})
+    with engine.autocast():
+        loss = net(torch.ones(1, 3)).float().sum()
+    loss.backward()
+    assert net.weight.grad is not None
+    return [str(dtype) for dtype in (net.seen, net.weight.dtype, net.weight.grad.dtype)]
+
+
 def between_ranks(rank: int) -> dict[str, Any]:
     rows = torch.arange(3.0)[:, None] + 10 * rank if rank else torch.zeros(0, 1)
     replaced = collectives.broadcast(torch.full((2, 3), float(rank)).T)
@@ -145,6 +167,7 @@ def between_ranks(rank: int) -> dict[str, Any]:
         "place": [engine.rank, engine.world_size, engine.is_main, engine.is_distributed],
         "refused": str(refused.value),
         "gradient memory": gradient_memory(engine),
+        "dtypes": {precision: sharded_dtypes(precision) for precision in ("fp32", "bf16")},
     }
 
 
@@ -265,6 +288,11 @@ def test_rows_are_in_the_order_of_the_global_batch(ranks: Path) -> None:
 def test_gradients_are_views_of_the_bucket_that_is_reduced(ranks: Path) -> None:
     for rank in range(WORLD):
         assert json.loads((ranks / f"between-{rank}.json").read_text())["gradient memory"] == 1
+
+
+def test_sharded_weights_are_gathered_in_bf16_and_kept_in_fp32(ranks: Path) -> None:
+    found = json.loads((ranks / "between-0.json").read_text())["dtypes"]
+    assert found == {"fp32": ["torch.float32"] * 3, "bf16": ["torch.bfloat16", "torch.float32", "torch.float32"]}
 
 
 @pytest.mark.parametrize("rank", range(WORLD))

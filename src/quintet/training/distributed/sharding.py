@@ -38,22 +38,25 @@ T = TypeVar("T")
 # --- modules ----------------------------------------------------------------------------------------------------
 
 
-def shard_modules(modules: Mapping[str, nn.Module], device: torch.device) -> None:
+def shard_modules(modules: Mapping[str, nn.Module], device: torch.device, gathered: torch.dtype | None = None) -> None:
     """Shard modules in place over all processes (`fully_shard`).
 
     Blocks whose class sets `recomputable = True` are gathered one at a time when they are used; the rest of a module is
-    gathered together."""
+    gathered together. With `gathered`, weights are gathered and used in that data type; shards, optimizers and
+    gradients stay in that of the weights."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     # torch warns about in-place changes of module outputs; quintet makes none.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(device.type, (collectives.world_size(),))
+    # Inputs are left to autocast: positions and masks are not for rounding.
+    policy = MixedPrecisionPolicy(gathered, torch.float32 if gathered else None, cast_forward_inputs=False)
     for module in modules.values():
         for block in module.modules():
             if getattr(type(block), "recomputable", False):
-                fully_shard(block, mesh=mesh)
-        fully_shard(module, mesh=mesh)
+                fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def set_gradient_sync(module: nn.Module, enabled: bool) -> None:
