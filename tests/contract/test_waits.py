@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from contract.cases import Case
+import pytest
+
+from contract.cases import GOLDEN, Case
 from fakegpu import device
 from fakegpu.commands import run_all
 from helpers import forked
@@ -20,9 +22,31 @@ FLAGS = "read at training/engine.py:"
 """The read of the flags of a step."""
 
 
+MORE = [
+    ("muse", f"base={GOLDEN / 'muse-format-1' / 'hub'} model.self_critic=true"),
+    ("muse", "model.text=words loss.random_token_prob=0.1 model.code_patch_size=[2,2]"),
+    ("phenaki", "loss.frame_autoregressive=true loss.critic=true"),
+    ("soundstorm", "model.self_critic=true model.self_conditioning=true loss.random_token_prob=0.1"),
+    ("soundstorm", "loss.caption_cond_prob=0.5 model.condition_form=quantized loss.mask_span=3"),
+    ("mesh-transformer", "model.kind=flat loss.window_faces=16 train.grad_accum_steps=2"),
+    ("mulan", "train.grad_accum_steps=2 model.audio.patch_dropout=0.5 data.word_dropout=0.5"),
+    ("vqgan", "model.quantizer=vq loss.lecam=0.01"),
+]
+"""Further keys of a recipe that change what a step prepares."""
+
+
 def test_a_training_step_waits_once_for_its_flags(recipe: str, case: Case, data: Path, tmp_path: Path) -> None:
+    assert_waits_once(recipe, case, data, case.on_device, tmp_path)
+
+
+@pytest.mark.parametrize(("recipe", "keys"), MORE)
+def test_other_trainings_wait_no_more(recipe: str, keys: str, case: Case, data: Path, tmp_path: Path) -> None:
+    assert_waits_once(recipe, case, data, keys.split(), tmp_path)
+
+
+def assert_waits_once(recipe: str, case: Case, data: Path, keys: Iterable[str], tmp_path: Path) -> None:
     never = [f"{section}.every=100" for section in ("eval", "sample", "checkpoint")]
-    words = ["train", recipe, data, *case.tiny, *case.brief, *never, *case.on_device, "--out", tmp_path / "run"]
+    words = ["train", recipe, data, *case.tiny, *case.brief, *never, *keys, "--out", tmp_path / "run"]
     record = partial(run_and_record, [str(word) for word in words], tmp_path / "waits.json")
     with forked([], tmp_path / "said", record) as process:
         assert process.end() == 0, process.seen

@@ -12,6 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -19,7 +20,10 @@ from contract.cases import Case
 from contract.worlds import make_task
 from quintet.common.batch import Batch, Prepare
 from quintet.common.rng import ItemRNG
+from quintet.errors import UsageError
 from quintet.training.prepare import open_splits
+
+GENERATORS = ("muse", "phenaki", "soundstorm", "mesh-transformer")
 
 
 class WithoutModules(ForkingPickler):
@@ -52,3 +56,15 @@ def test_workers_receive_dataset_and_functions_without_the_model(recipe: str, ca
     assert there.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(there[name], value) if isinstance(value, torch.Tensor) else there[name] == value
+
+
+@pytest.mark.parametrize("recipe", GENERATORS)
+def test_a_worker_refuses_codes_outside_the_vocabulary(recipe: str, case: Case, data: Path) -> None:
+    """In one sentence; on a GPU, the embedding of such a code fails in a kernel that names neither item nor code."""
+    task = make_task(recipe, data, case.tiny)
+    dataset = open_splits(task).train
+    rows = [dataset.load(item, ItemRNG(0, [0], [item])) for item in range(2)]
+    rows[1]["codes"] = rows[1]["codes"].clone()
+    rows[1]["codes"].flatten()[0] = 10**6
+    with pytest.raises(UsageError, match=r"^two has codes from \d+ to 1000000, which are outside the vocabulary of"):
+        prepared(task.collate(rows), task.prepare)

@@ -32,6 +32,6 @@ def check_vocabulary(names: Sequence[str], codes: Tensor, num_codes: int, what: 
         wrong = ((codes < 0) | (codes >= num_codes)).flatten(1).any(1).nonzero()[0, 0]
         least, most = codes[wrong].min(), codes[wrong].max()
         raise UsageError(
-            f"{names[int(wrong)]} has {what} from {int(least)} to {int(most)}, but the model has {num_codes} of them, "
-            "from 0; encode the data with the tokenizer of this model"
+            f"{names[int(wrong)]} has {what} from {int(least)} to {int(most)}, which are outside the vocabulary of "
+            f"{num_codes}; encode the data with the tokenizer of this model"
         )

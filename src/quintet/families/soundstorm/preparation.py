@@ -12,6 +12,7 @@ from quintet.common.batch import Batch
 from quintet.families.soundstorm.conditioning import align_semantic
 from quintet.families.soundstorm.config import SoundStormLossConfig, SoundStormModelConfig
 from quintet.families.soundstorm.masking import MaskedCodes, MaskedPositions, mask_codes
+from quintet.nn.preparation import check_vocabulary
 from quintet.sampling.masked import MASK_SCHEDULES
 
 SELF_CONDITIONED = 0.75
@@ -37,6 +38,8 @@ class SoundStormPreparation:
     def __call__(self, batch: Batch) -> dict[str, Any]:
         rng, loss, frames = batch.rng, self.loss, batch["frames"]
         assert self.model.num_codes is not None
+        valid_codes = batch["codes"].masked_fill(~frames[..., None], 0)
+        check_vocabulary(batch.names, valid_codes, self.model.num_codes)
         masked_codes = mask_codes(
             batch["codes"],
             frames,
