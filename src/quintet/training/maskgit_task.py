@@ -172,7 +172,8 @@ class MaskGitTask(Task[ConfigT]):
             return None
         with torch.no_grad():
             logits: Tensor = self.maskgit(tokens, conditioning)
-        return logits * batch["self_conditioned"][:, None, None]
+        enabled: Tensor = batch["self_conditioned"]
+        return logits * enabled[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         loss = self.prediction_loss(output)

@@ -180,5 +180,5 @@ def meshes_of(batch: Batch) -> Meshes:
     if batch.is_prepared:
         features = FeatureBins(*(batch[f"{name}_bins"] for name in FeatureBins._fields))
         known = KnownOnDevice(batch["vertex_numbers"], batch["face_numbers"], features)
-    names = ("vertices", "faces", "edges", "vertex_counts", "face_counts")
-    return Meshes(*(batch[name] for name in names), known)
+    vertices, faces, edges = (batch[name] for name in ("vertices", "faces", "edges"))
+    return Meshes(vertices, faces, edges, batch["vertex_counts"], batch["face_counts"], known)

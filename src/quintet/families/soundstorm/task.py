@@ -131,7 +131,8 @@ class SoundStormTask(Task[SoundStormConfig]):
             vectors: Tensor = self.soundstorm(
                 masked_codes.tokens, conditioning, masked_codes.levels, output="vectors", has_padding=has_padding
             )
-        return vectors * batch["self_conditioned"][:, None, None]
+        self_conditioned: Tensor = batch["self_conditioned"]
+        return vectors * self_conditioned[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         loss = token_loss(output["logits"], output["masked_codes"].targets, self.config.loss.label_smoothing)
