@@ -48,6 +48,9 @@ class SpecAugmentNoise(NamedTuple):
         """The random numbers of a batch; those of a clip do not depend on the other clips."""
         return cls(mask_noise(rng), rng.uniform("patches", *config.grid) if config.patch_dropout else None)
 
+    def to(self, device: torch.device) -> SpecAugmentNoise:
+        return SpecAugmentNoise(self.masks.to(device), None if self.patches is None else self.patches.to(device))
+
 
 @dataclass(frozen=True)
 class TokenIds:
