@@ -34,12 +34,14 @@ class Dataset(Protocol):
 class Batch:
     """Named fields of several items, the names of the items, and their random numbers.
 
-    Tensor fields have the shape (batch, ...)."""
+    Tensor fields of collated items have the shape (batch, ...)."""
 
     fields: dict[str, Any]
     names: tuple[str, ...]
     rng: ItemRNG
     precision: torch.dtype = torch.float32
+    is_prepared: bool = False
+    """Whether it has the fields of `Task.prepare`."""
 
     def __getitem__(self, field: str) -> Any:
         return self.fields[field]
@@ -54,6 +56,15 @@ class Batch:
         """Move all tensors to `device`, and convert floating-point tensors to `dtype`."""
         fields = {name: _to_device(value, device, dtype) for name, value in self.fields.items()}
         return replace(self, fields=fields, precision=dtype)
+
+    def prepared(self, prepare: Prepare) -> Batch:
+        """With the fields that `prepare` computes on the CPU; a batch that has them is returned as it is."""
+        if self.is_prepared:
+            return self
+        device = next((value.device for value in self.fields.values() if isinstance(value, Tensor)), CPU)
+        host = self if device == CPU else self.to(CPU, self.precision)
+        new = replace(self, fields=prepare(host)).to(device, self.precision).fields
+        return replace(self, fields={**self.fields, **new}, is_prepared=True)
 
     def pin_memory(self) -> Batch:
         """Copy all tensors to page-locked memory, so that copies to a GPU overlap with computation."""
@@ -72,6 +83,12 @@ class Batch:
             if not numbers.isfinite().all()
         }
         return tuple(name for name in self.names if name in bad)
+
+
+CPU = torch.device("cpu")
+
+Prepare = Callable[[Batch], dict[str, Any]]
+"""Further fields of a training batch, from its collated fields on the CPU and its random numbers."""
 
 
 def _to_device(value: Any, device: torch.device, dtype: torch.dtype) -> Any:

@@ -1,8 +1,9 @@
 """Conditioning of a masked transformer: text encoders, and low-resolution codes for super-resolution.
 
 A text encoder has two parts. `prepare(texts, keep)` turns texts into the tensors `text` and `text_mask`, batch first
-and on the CPU; where `keep` is False the full row is masked, whatever its text. `forward(text, text_mask)` has the
-trained parameters: it returns vectors `(batch, symbols, text_dim)` and their mask `(batch, symbols)`.
+and on the CPU; where `keep` is False the full row is masked, whatever its text. `preparation` is the same without the
+module, for data workers. `forward(text, text_mask)` has the trained parameters: it returns vectors
+`(batch, symbols, text_dim)` and their mask `(batch, symbols)`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +25,7 @@ from quintet.config.text import PRETRAINED, TextConfig
 from quintet.errors import UsageError
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 from quintet.nn.pretrained_text import PretrainedText
-from quintet.nn.text import ByteTextEncoder, WordTextEncoder, mask_dropped
+from quintet.nn.text import ByteTextEncoder, TextPreparation, WordTextEncoder, mask_dropped
 from quintet.nn.transformer import Transformer
 
 Conditioning = Mapping[str, Tensor]
@@ -61,23 +63,32 @@ class ClassTable(nn.Module):
         self.embedding = nn.Embedding(len(names), dim)
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
-        keep_list = [True] * len(texts) if keep is None else keep.tolist()
-        ids = [self._number(text) if kept else 0 for text, kept in zip(texts, keep_list, strict=True)]
-        return {
-            "text": torch.tensor(ids, dtype=torch.int64)[:, None],
-            "text_mask": torch.tensor(keep_list, dtype=torch.bool)[:, None],
-        }
+        return _prepare_classes(self.numbers, texts, keep)
+
+    @property
+    def preparation(self) -> TextPreparation:
+        return partial(_prepare_classes, self.numbers)
 
     def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
         return self.embedding(text), text_mask
 
-    def _number(self, text: str) -> int:
-        if text not in self.numbers:
-            (nearest,) = difflib.get_close_matches(text, self.numbers, n=1, cutoff=0)
-            raise UsageError(
-                f"{text[:80]!r} is not one of the {len(self.numbers)} classes of this model; did you mean {nearest!r}?"
-            )
-        return self.numbers[text]
+
+def _prepare_classes(numbers: Mapping[str, int], texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+    keep_list = [True] * len(texts) if keep is None else keep.tolist()
+    ids = [_class_number(numbers, text) if kept else 0 for text, kept in zip(texts, keep_list, strict=True)]
+    return {
+        "text": torch.tensor(ids, dtype=torch.int64)[:, None],
+        "text_mask": torch.tensor(keep_list, dtype=torch.bool)[:, None],
+    }
+
+
+def _class_number(numbers: Mapping[str, int], text: str) -> int:
+    if text not in numbers:
+        (nearest,) = difflib.get_close_matches(text, numbers, n=1, cutoff=0)
+        raise UsageError(
+            f"{text[:80]!r} is not one of the {len(numbers)} classes of this model; did you mean {nearest!r}?"
+        )
+    return numbers[text]
 
 
 class FrozenText(nn.Module):
@@ -91,6 +102,11 @@ class FrozenText(nn.Module):
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         vectors, mask = self.encoder.embed(texts)
         return {"text": vectors, "text_mask": mask_dropped(mask, keep)}
+
+    @property
+    def preparation(self) -> None:
+        """None: every data worker would have to load the encoder."""
+        return None
 
     def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
         return _projected(text, self.project), text_mask
@@ -106,15 +122,23 @@ class PrecomputedText(nn.Module):
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         """Only for dropped or empty texts: this model cannot encode texts."""
-        if any(texts) and (keep is None or keep.any()):
-            raise UsageError("this model takes text embeddings (model.text=vectors); it cannot encode texts")
-        return {
-            "text": torch.zeros(len(texts), 1, self.input_dim),
-            "text_mask": torch.zeros(len(texts), 1, dtype=torch.bool),
-        }
+        return _prepare_no_texts(self.input_dim, texts, keep)
+
+    @property
+    def preparation(self) -> TextPreparation:
+        return partial(_prepare_no_texts, self.input_dim)
 
     def forward(self, text: Tensor, text_mask: Tensor) -> tuple[Tensor, Tensor]:
         return _projected(text, self.project), text_mask
+
+
+def _prepare_no_texts(input_dim: int, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+    if any(texts) and (keep is None or keep.any()):
+        raise UsageError("this model takes text embeddings (model.text=vectors); it cannot encode texts")
+    return {
+        "text": torch.zeros(len(texts), 1, input_dim),
+        "text_mask": torch.zeros(len(texts), 1, dtype=torch.bool),
+    }
 
 
 def embeddings_as_text(

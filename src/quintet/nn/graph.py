@@ -7,7 +7,7 @@ knows which rows belong to which item.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -23,6 +23,8 @@ class Packing:
 
     lengths: tuple[int, ...]
     device: torch.device
+    known_counts: Tensor | None = field(default=None, repr=False, compare=False)
+    """The lengths as a tensor on the device, if there is one; copying them to a GPU would wait for it."""
 
     def __len__(self) -> int:
         """Number of rows of all items."""
@@ -31,14 +33,20 @@ class Packing:
     @cached_property
     def items(self) -> Tensor:
         """The index of the item of each row, `(rows,)`."""
-        counts = torch.tensor(self.lengths, device=self.device)
+        counts = self.counts
         return torch.repeat_interleave(torch.arange(len(counts), device=self.device), counts, output_size=len(self))
 
     @cached_property
     def starts(self) -> Tensor:
         """The index of the first row of each item, `(items,)`."""
-        counts = torch.tensor(self.lengths, device=self.device)
-        return counts.cumsum(0) - counts
+        return self.counts.cumsum(0) - self.counts
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """The number of rows of each item, `(items,)`."""
+        if self.known_counts is not None:
+            return self.known_counts
+        return torch.tensor(self.lengths, device=self.device)
 
     def split(self, packed: Tensor) -> tuple[Tensor, ...]:
         """One tensor per item."""

@@ -297,8 +297,11 @@ class MaskGit(Pretrained, _TokenTransformer):
         previous: Tensor | None = None,
         scores: bool = False,
         precompute: bool = False,
+        positions: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
         """Logits (batch, tokens, codes), or with a mask `where` (batch, tokens) of those positions, (positions, codes).
+        With `positions`, flat indices of tokens over the batch, the logits of those; training knows them from the data
+        workers, and does not have to wait for a GPU to find them in a mask.
 
         `previous` (batch, tokens, codes) are the logits of the previous pass, for self-conditioning. With `scores`, the
         result is the self-critic's logit that a token is not the original, (batch, tokens) or (positions,). With
@@ -316,8 +319,10 @@ class MaskGit(Pretrained, _TokenTransformer):
         head = self.to_score if scores else self.to_logits
         if head is None:
             raise UsageError("this model has no self-critic (model.self_critic=false)")
-        if where is None:
-            out: Tensor = head(self.hidden(tokens, conditioning, extra))
+        if positions is not None:
+            out: Tensor = head(self.hidden(tokens, conditioning, extra, positions))
+        elif where is None:
+            out = head(self.hidden(tokens, conditioning, extra))
         else:
             indices = where.flatten().nonzero()[:, 0]
             # On a CPU in bf16, every new shape of a product compiles and caches a kernel, so the number is padded.

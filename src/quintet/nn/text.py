@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from quintet.nn.transformers_folder import load_part, load_transformers
 
 START, END, PADDING = 256, 257, 258
 NUM_SYMBOLS = 259
+TextPreparation = Callable[[Sequence[str], Tensor | None], dict[str, Tensor]]
+"""`prepare` of a text encoder without its modules, which data workers can receive."""
+
 MIN_MAX_LENGTH = 6
 """Two symbols and one UTF-8 character of any length."""
 
@@ -54,8 +57,11 @@ class ByteTextEncoder(nn.Module):
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         """The input of `forward`, as `text` and `text_mask`."""
-        ids, mask, _ = encode_bytes(texts, self.max_length)
-        return {"text": ids, "text_mask": mask_dropped(mask, keep)}
+        return prepare_bytes(self.max_length, texts, keep)
+
+    @property
+    def preparation(self) -> TextPreparation:
+        return partial(prepare_bytes, self.max_length)
 
     def embed(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Encode texts on the device of the model."""
@@ -63,6 +69,12 @@ class ByteTextEncoder(nn.Module):
         device = self.embedding.weight.device
         vectors, mask = self(ids.to(device), mask.to(device))
         return vectors, mask
+
+
+def prepare_bytes(max_length: int, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+    """Symbols of texts, as `text`, and their mask, as `text_mask`."""
+    ids, mask, _ = encode_bytes(texts, max_length)
+    return {"text": ids, "text_mask": mask_dropped(mask, keep)}
 
 
 def encode_bytes(texts: Sequence[str], max_length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,13 +154,22 @@ class WordTextEncoder(nn.Module):
 
     def prepare(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
         """The input of `forward`, as `text` and `text_mask`. Every text ends with an empty word, also an empty text."""
-        found = [[*words_of(text)[: self.max_length - 1], ""] for text in texts]
-        width = padded_length(max(map(len, found), default=1), self.max_length)
-        ids = torch.zeros(len(found), width, MAX_PIECES, dtype=torch.int64)
-        for row, words in zip(ids, found, strict=True):
-            row[: len(words)] = torch.tensor([_rows_of(word) for word in words])
-        mask = torch.arange(width) < torch.tensor([len(words) for words in found])[:, None]
-        return {"text": ids, "text_mask": mask_dropped(mask, keep)}
+        return prepare_words(self.max_length, texts, keep)
+
+    @property
+    def preparation(self) -> TextPreparation:
+        return partial(prepare_words, self.max_length)
+
+
+def prepare_words(max_length: int, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+    """Table rows of the words of texts, as `text`, and the mask of the words, as `text_mask`."""
+    found = [[*words_of(text)[: max_length - 1], ""] for text in texts]
+    width = padded_length(max(map(len, found), default=1), max_length)
+    ids = torch.zeros(len(found), width, MAX_PIECES, dtype=torch.int64)
+    for row, words in zip(ids, found, strict=True):
+        row[: len(words)] = torch.tensor([_rows_of(word) for word in words])
+    mask = torch.arange(width) < torch.tensor([len(words) for words in found])[:, None]
+    return {"text": ids, "text_mask": mask_dropped(mask, keep)}
 
 
 def words_of(text: str) -> list[str]:

@@ -184,8 +184,14 @@ class Engine(Device):
 
     def any_rank(self, *flags: bool | Tensor) -> list[bool]:
         """For each flag, whether it is set on any rank. One all-reduce and one device read for all flags."""
-        raised = torch.stack([torch.as_tensor(flag, device=self.device, dtype=torch.float32) for flag in flags])
+        raised = torch.stack([self._as_flag(flag) for flag in flags])
         return [value > 0 for value in collectives.maximum_over_ranks(raised).tolist()]
+
+    def _as_flag(self, flag: bool | Tensor) -> Tensor:
+        """1 or 0 on the device. Filled there: a copy from the CPU would wait for the device."""
+        if isinstance(flag, Tensor):
+            return flag.to(self.device, torch.float32)
+        return torch.full((), float(flag), device=self.device)
 
     def from_main(self, value: int) -> int:
         """Broadcast a number from rank 0."""

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from quintet.common.batch import Batch, Collate, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset, Item, Prepare
 from quintet.common.rng import ItemRNG
 from quintet.errors import QuintetError, RunError, UnreadableItem, UsageError
 from quintet.training.engine import Engine
@@ -55,6 +55,7 @@ class _Reader(TorchDataset[LoadedBatch | QuintetError]):
     dataset: Dataset
     seed: int
     collate: Collate
+    prepare: Prepare | None
 
     def __getitem__(self, indices: tuple[SampleIndex, ...]) -> LoadedBatch | QuintetError:
         """Errors are returned, not raised: DataLoader would bury the message in a worker traceback."""
@@ -64,7 +65,8 @@ class _Reader(TorchDataset[LoadedBatch | QuintetError]):
             used = [item for item, _ in read]
             names = tuple(self.dataset.name(item) for item in used)
             rng = ItemRNG(self.seed, [epoch for epoch, _ in indices], used)
-            return LoadedBatch(Batch(self.collate([fields for _, fields in read]), names, rng), skipped)
+            batch = Batch(self.collate([fields for _, fields in read]), names, rng)
+            return LoadedBatch(batch if self.prepare is None else batch.prepared(self.prepare), skipped)
         except QuintetError as error:
             return error
 
@@ -123,10 +125,13 @@ class Loader:
     """Unreadable items found so far, each with the reason."""
     notify: Callable[[str], None] = lambda text: None
     """Receives messages for the user."""
+    prepare: Prepare | None = None
+    """Adds fields to training batches (`Task.prepare`)."""
 
     def training(self, order: Order, first_step: int, last_step: int, grad_accum_steps: int) -> Iterator[LoadedBatch]:
         """The micro-batches of all steps in order, `grad_accum_steps` per step."""
-        return self._stream(self._local_batches(order, range(first_step, last_step), grad_accum_steps), self.workers)
+        batches = self._local_batches(order, range(first_step, last_step), grad_accum_steps)
+        return self._stream(batches, self.workers, self.prepare)
 
     def validation(self, batch_size: int, batches: int | None) -> Iterator[tuple[LoadedBatch, bool]]:
         """The items in order, at most `batches` batches, each split over the ranks.
@@ -153,7 +158,7 @@ class Loader:
 
     def init_batches(self, order: Order, grad_accum_steps: int, steps: int = 1) -> Iterator[LoadedBatch]:
         """The micro-batches of the first steps, read in this process; training reads them again."""
-        return self._stream(self._local_batches(order, range(steps), grad_accum_steps), workers=0)
+        return self._stream(self._local_batches(order, range(steps), grad_accum_steps), 0, self.prepare)
 
     def _local_batches(self, order: Order, steps: range, grad_accum_steps: int) -> Iterator[tuple[SampleIndex, ...]]:
         rank, world_size = self.engine.rank, self.engine.world_size
@@ -188,12 +193,14 @@ class Loader:
             "or data.validation_path",
         )
 
-    def _stream(self, batches_of_indices: Iterator[tuple[SampleIndex, ...]], workers: int) -> Iterator[LoadedBatch]:
+    def _stream(
+        self, batches_of_indices: Iterator[tuple[SampleIndex, ...]], workers: int, prepare: Prepare | None = None
+    ) -> Iterator[LoadedBatch]:
         """The batches in order. Dead workers are restarted; their batches are a pure function of the indices."""
         deaths = 0
         pending: deque[tuple[SampleIndex, ...]] = deque()
         while True:
-            batches, processes = self._batches(_recorded(batches_of_indices, pending), workers)
+            batches, processes = self._batches(_recorded(batches_of_indices, pending), workers, prepare)
             try:
                 for loaded in batches:
                     if isinstance(loaded, QuintetError):
@@ -223,12 +230,12 @@ class Loader:
                 del batches
 
     def _batches(
-        self, batches_of_indices: Iterator[tuple[SampleIndex, ...]], workers: int
+        self, batches_of_indices: Iterator[tuple[SampleIndex, ...]], workers: int, prepare: Prepare | None
     ) -> tuple[Iterator[LoadedBatch | QuintetError], set[BaseProcess]]:
         """The batches, and the worker processes that read them."""
         generator = torch.Generator()  # so that starting workers does not advance the global RNG
         loader: DataLoader[LoadedBatch | QuintetError] = DataLoader(
-            _Reader(self.dataset, self.seed, self.collate),
+            _Reader(self.dataset, self.seed, self.collate, prepare),
             batch_sampler=_Batches(batches_of_indices),
             collate_fn=_single,
             num_workers=workers,

@@ -1,14 +1,13 @@
 """`MaskGitTask`: training and validation of a `MaskGit` and its critic on the codes of any tokenizer.
 
-A family implements `model_inputs`, which returns the codes of a batch, their conditioning and their masks. Padding is
-never masked, predicted or scored.
+A family implements `code_rows`, the codes of a batch with their masks, and `conditioning`. Masks are sampled in the
+data workers (`maskgit_preparation.py`). Padding is never masked, predicted or scored.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,45 +17,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.common import collectives
-from quintet.common.batch import Batch
+from quintet.common.batch import Batch, Prepare
 from quintet.common.precision import as_float64, at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.config.masked import MaskGitRunConfig
 from quintet.errors import UsageError
 from quintet.nn.codebook import CodebookSmoothing, codebook_smoothing
 from quintet.nn.maskgit import MaskGit, TokenCritic
+from quintet.nn.preparation import has_texts
+from quintet.nn.text import mask_dropped
 from quintet.pipelines.base import Pipeline
 from quintet.sampling import filters, masked
+from quintet.sampling.maskgit_preparation import CodeRows, MaskGitPreparation
 from quintet.training.engine import Engine
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits
-
-SELF_COND_PROB = 0.9
-"""Fraction of rows that get the model's own prediction as input, with `model.self_conditioning`."""
 
 MASK_RATIOS = (0.25, 0.5, 0.75, 1.0)
 """Fractions of masked tokens at which validation measures loss and accuracy."""
 
 ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
-
-
-@dataclass(frozen=True)
-class MaskGitInputs:
-    """The codes of a batch, with conditioning and masks."""
-
-    codes: Tensor
-    """(batch, positions); padding positions contain arbitrary codes."""
-    conditioning: dict[str, Tensor]
-    valid_mask: Tensor | None = None
-    """(batch, positions): False at padding; None: no padding."""
-    known_mask: Tensor | None = None
-    """(batch, positions): codes that are never masked, such as the prompt of a continuation; None: no such codes."""
-
-    @property
-    def maskable(self) -> Tensor:
-        """(batch, positions): codes that may be masked. On the CPU, where masks are sampled, if both masks are None."""
-        valid = torch.ones(self.codes.shape, dtype=torch.bool) if self.valid_mask is None else self.valid_mask
-        return valid if self.known_mask is None else valid.to(self.known_mask.device) & ~self.known_mask
 
 
 class MaskGitTask(Task[ConfigT]):
@@ -93,9 +73,47 @@ class MaskGitTask(Task[ConfigT]):
         quantizer = self.frozen["tokenizer"].model.quantizer
         return codebook_smoothing([quantizer.all_vectors(level) for level in range(quantizer.levels)], spread)
 
+    @property
     @abstractmethod
-    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
-        """The codes, conditioning and masks of a batch; the text is dropped in rows where `keep` (batch,) is False."""
+    def code_rows(self) -> Callable[[Batch], CodeRows]:
+        """The codes of a collated batch as rows, with their masks. Sent to data workers, as `collate` is."""
+
+    @property
+    def training_rows(self) -> Callable[[Batch], CodeRows]:
+        """The same for training, if it differs."""
+        return self.code_rows
+
+    @abstractmethod
+    def conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
+        """The conditioning of a batch; the text is dropped in rows where `keep` (batch,) is False."""
+
+    def texts(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
+        """The conditioning of the texts of a batch, which the data workers have prepared if no weights are needed."""
+        if not batch.is_prepared:
+            has_caption = has_texts(batch)
+            return self.maskgit.texts(batch["texts"], has_caption if keep is None else keep & has_caption)
+        encoder = self.maskgit.text_encoder
+        if encoder is None:
+            return {}
+        if encoder.preparation is not None:
+            return {name: batch[name] for name in ("text", "text_mask")}
+        texts = self.maskgit.texts(batch["texts"])
+        return {**texts, "text_mask": mask_dropped(texts["text_mask"], keep)}
+
+    @property
+    def prepare(self) -> Prepare:
+        loss, encoder = self.config.loss, self.maskgit.text_encoder
+        return MaskGitPreparation(
+            self.training_rows,
+            self.maskgit.mask_id,
+            self.mask_schedule,
+            self.cond_drop_prob,
+            None if encoder is None else encoder.preparation,
+            loss.visible_token_prob,
+            loss.random_token_prob,
+            self.config.model.self_conditioning,
+            loss.critic or self.config.model.self_critic,
+        )
 
     def make_phases(self) -> list[Phase]:
         """The phases of generator and critic. Modules that are not trained get `requires_grad=False`."""
@@ -126,20 +144,21 @@ class MaskGitTask(Task[ConfigT]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        keep = batch.rng.uniform("keep text") >= self.cond_drop_prob(batch)
-        inputs = self.model_inputs(batch, keep, train=True)
-        hidden = masked.training_mask(batch.rng, inputs.maskable, self.mask_schedule)
-        hidden = hidden.to(inputs.codes.device)
-        loss = self.config.loss
-        tokens = masked.corrupt(
-            batch.rng, inputs.codes, hidden, self.maskgit.mask_id, loss.visible_token_prob, loss.random_token_prob
-        )
+        batch = batch.prepared(self.prepare)
+        conditioning = self.conditioning(batch, batch["keep_text"])
+        if batch["valid_mask"] is not None:
+            conditioning["valid_mask"] = batch["valid_mask"]
+        tokens, targets = batch["tokens"], batch["targets"]
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
-            previous = self._own_prediction(batch, tokens, inputs.conditioning)
-            logits = modules["maskgit"](tokens, inputs.conditioning, where=hidden, previous=previous)
-        return Output({"codes": inputs.codes, "hidden": hidden, "logits": logits, "conditioning": inputs.conditioning})
+            previous = self._own_prediction(batch, tokens, conditioning)
+            logits = modules["maskgit"](tokens, conditioning, positions=batch["positions"], previous=previous)
+        names = ("hidden", "positions", "targets", "critic_noise")
+        known = {name: batch[name] for name in names if name in batch}
+        logits = logits[: len(targets)]
+        return Output({"codes": batch["code_rows"], "logits": logits, "conditioning": conditioning, **known})
 
-    def cond_drop_prob(self, batch: Batch) -> float:
+    @property
+    def cond_drop_prob(self) -> float:
         """The probability with which the text of an item is dropped."""
         return self.config.loss.cond_drop_prob
 
@@ -153,7 +172,7 @@ class MaskGitTask(Task[ConfigT]):
             return None
         with torch.no_grad():
             logits: Tensor = self.maskgit(tokens, conditioning)
-        enabled = batch.rng.uniform("self-conditioning").to(logits.device) < SELF_COND_PROB
+        enabled: Tensor = batch["self_conditioned"]
         return logits * enabled[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
@@ -165,19 +184,19 @@ class MaskGitTask(Task[ConfigT]):
 
     def prediction_loss(self, output: Output) -> Loss:
         """Cross-entropy of the predicted codes, without a critic."""
-        hidden, smoothing = output["hidden"], self.codebook_smoothing
-        target = output["codes"][hidden]
+        target, smoothing = output["targets"], self.codebook_smoothing
         levels: Tensor | int = 0
         if smoothing is not None and smoothing.levels > 1:
             # The levels of a position follow each other.
-            levels = hidden.nonzero()[:, 1] % smoothing.levels
+            levels = output["positions"][: len(target)] % output["codes"].shape[1] % smoothing.levels
         return token_loss(output["logits"], target, self.config.loss.label_smoothing, smoothing, levels)
 
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Binary classification of predicted tokens: does a token differ from the original code?"""
         codes, hidden = output["codes"], output["hidden"]
-        uniform = batch.rng.uniform("critic", codes.shape[1]).to(codes.device)[hidden]
-        tokens = codes.masked_scatter(hidden, filters.sample_on_device(output["logits"].detach(), uniform))
+        # In fp32, also if the batch was converted to fp64: the choices do not depend on the precision.
+        sampled = filters.sample_on_device(output["logits"].detach(), output["critic_noise"].float())
+        tokens = codes.masked_scatter(hidden, sampled)
         if "critic" in modules:
             scores = modules["critic"](tokens, output["conditioning"])
         else:
@@ -188,13 +207,15 @@ class MaskGitTask(Task[ConfigT]):
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """Loss and accuracy at fixed mask ratios, with the same masks every time."""
-        inputs = self.model_inputs(batch)
+        rows, conditioning = self.code_rows(batch), self.conditioning(batch)
+        if rows.valid_mask is not None:
+            conditioning["valid_mask"] = rows.valid_mask
         sums: dict[str, Tensor] = {}
         for ratio in MASK_RATIOS:
-            hidden = masked.training_mask(batch.rng, inputs.maskable, partial(_constant, ratio), f"at {ratio}")
-            hidden = hidden.to(inputs.codes.device)
-            tokens, target = inputs.codes.masked_fill(hidden, self.maskgit.mask_id), inputs.codes[hidden]
-            logits = at_least_fp32(modules["maskgit"](tokens, inputs.conditioning, where=hidden))
+            hidden = masked.training_mask(batch.rng, rows.maskable, partial(_constant, ratio), f"at {ratio}")
+            hidden = hidden.to(rows.codes.device)
+            tokens, target = rows.codes.masked_fill(hidden, self.maskgit.mask_id), rows.codes[hidden]
+            logits = at_least_fp32(modules["maskgit"](tokens, conditioning, where=hidden))
             sums[f"loss/{ratio}"] = F.cross_entropy(logits, target, reduction="sum")
             sums[f"right/{ratio}"] = (logits.argmax(-1) == target).sum().to(logits.dtype)
             sums[f"count/{ratio}"] = hidden.sum().to(logits.dtype)

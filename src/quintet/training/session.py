@@ -200,7 +200,8 @@ class TrainingSession:
 
     def _loader(self, dataset: Any) -> Loader:
         seed, workers = self.config.train.seed, self.config.data.num_workers
-        return Loader(dataset, seed, self.task.collate, self.engine, workers, self._skipped, self.print)
+        task = self.task
+        return Loader(dataset, seed, task.collate, self.engine, workers, self._skipped, self.print, task.prepare)
 
     def _order(self) -> Order:
         train = self.splits.train

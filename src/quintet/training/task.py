@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quintet import registry
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Collate, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset, Item, Prepare
 from quintet.common.batch import collate as collate_equal
 from quintet.common.statistics import Statistics
 from quintet.config import RunConfig, build
@@ -60,6 +60,11 @@ class Report:
 
     metrics: dict[str, Tensor]
     statistics: Statistics
+
+
+def no_fields(batch: Batch) -> dict[str, Any]:
+    """The preparation of a task whose batches need none."""
+    return {}
 
 
 class Task(ABC, Generic[ConfigT]):
@@ -124,6 +129,17 @@ class Task(ABC, Generic[ConfigT]):
         """The function that combines items into the fields of a batch. Data workers receive a copy of it, so it must
         not refer to modules."""
         return collate_equal
+
+    @property
+    def prepare(self) -> Prepare:
+        """A function that computes further fields of a training batch from its collated fields and its random numbers:
+        prepared texts, masks, positions and targets.
+
+        It runs in the data workers, while the device computes the step before. There every value can be read at once;
+        reading one from the device in `forward` would make the step wait. It must be picklable, as that of `collate`.
+        `forward` uses `batch.prepared(self.prepare)`, because a batch from elsewhere has only collated fields.
+        """
+        return no_fields
 
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         """The lengths of all items, if batches should contain items of similar length."""

@@ -479,12 +479,12 @@ def test_padding_does_not_affect_discriminator_losses() -> None:
 def test_quantizer_dropout_of_a_clip_is_the_same_in_every_batch() -> None:
     task = make_task(**{"loss.quantizer_dropout": 0.5})
     batch = make_batch(*[100] * 200)
-    active = task.active_levels(batch)
+    active = task.prepare(batch)["active_levels"]
     assert {1, 2, 3} == set(active.tolist())
     assert 100 < (active == 3).sum() < 160  # a half, and a third of the other half
     alone = Batch(batch.fields, ("sound 7",), ItemRNG(0, [0], [7]))
-    assert task.active_levels(alone).tolist() == [active[7].item()]
-    assert (make_task(**{"loss.quantizer_dropout": 0.0}).active_levels(batch) == 3).all()
+    assert task.prepare(alone)["active_levels"].tolist() == [active[7].item()]
+    assert (make_task(**{"loss.quantizer_dropout": 0.0}).prepare(batch)["active_levels"] == 3).all()
 
 
 def test_dead_codes_are_revived_and_the_codebook_starts_from_data() -> None:

@@ -17,7 +17,7 @@ from quintet.errors import UsageError
 from quintet.families.cvivit.config import CViViTConfig, CViViTModelConfig
 from quintet.families.cvivit.model import CViViT, FrameFilter
 from quintet.families.cvivit.pipeline import CViViTPipeline
-from quintet.families.cvivit.task import CViViTTask, random_frames, temporal_error
+from quintet.families.cvivit.task import CViViTTask, prepare_clips, temporal_error
 from quintet.families.cvivit.trainer import CViViTTrainer
 from quintet.media.video import read_header, read_video
 from quintet.training.engine import Engine
@@ -301,7 +301,7 @@ def test_random_frame_is_never_padding() -> None:
     seen: list[set[int]] = [set() for _ in lengths]
     for epoch in range(60):
         batch = Batch(fields, ("a", "b", "c"), ItemRNG(0, [epoch] * 3, range(3)), torch.float64)
-        for row, frame in enumerate(random_frames(batch).tolist()):
+        for row, frame in enumerate(prepare_clips(batch)["random_frames"].tolist()):
             seen[row].add(frame)
     assert seen == [set(range(length)) for length in lengths]
 

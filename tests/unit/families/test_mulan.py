@@ -23,7 +23,7 @@ from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
 from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.families.mulan.retrieval import best_ranks, caption_number, first_per_group, label_in, retrieval_metrics
 from quintet.families.mulan.task import MuLaNTask
-from quintet.families.mulan.towers import AudioSpectrogramTransformer, TextTransformer
+from quintet.families.mulan.towers import AudioSpectrogramTransformer, SpecAugmentNoise, TextTransformer
 from quintet.media.audio import read_audio, write_audio
 from quintet.training.prepare import check_processes
 from quintet.training.task import Task
@@ -72,11 +72,11 @@ def test_a_clip_has_the_same_embedding_alone_and_in_a_padded_batch() -> None:
 def test_the_augmentation_of_a_clip_does_not_depend_on_the_others() -> None:
     tower = audio_tower(patch_dropout=0.5, time_mask=40)
     rows = waves(3000, 11_111, 16_000)
-    together = tower(*padded(rows), tower.augment_noise(ItemRNG(1, [3] * 3, [7, 8, 9])))
+    together = tower(*padded(rows), SpecAugmentNoise.sampled(tower.config, ItemRNG(1, [3] * 3, [7, 8, 9])))
     for number, row in enumerate(rows):
-        alone = tower(*padded([row]), tower.augment_noise(ItemRNG(1, [3], [7 + number])))
+        alone = tower(*padded([row]), SpecAugmentNoise.sampled(tower.config, ItemRNG(1, [3], [7 + number])))
         torch.testing.assert_close(alone[0], together[number], rtol=1e-5, atol=1e-5)
-    other = tower(*padded(rows), tower.augment_noise(ItemRNG(1, [4] * 3, [7, 8, 9])))
+    other = tower(*padded(rows), SpecAugmentNoise.sampled(tower.config, ItemRNG(1, [4] * 3, [7, 8, 9])))
     assert not torch.allclose(other, together)
 
 

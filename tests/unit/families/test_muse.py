@@ -395,7 +395,7 @@ def test_captions_that_are_not_classes_are_refused(pictures: Path, tmp_path: Pat
 def test_empty_caption_is_unconditional_in_training_and_sampling(recipe: MuseTask) -> None:
     batch = batch_of(recipe, range(2))
     batch.fields["texts"] = ["", "a red circle"]
-    trained = recipe._conditioning(batch)["text_mask"].any(1)
+    trained = recipe.conditioning(batch)["text_mask"].any(1)
     sampled = encode_prompts(recipe.maskgit, ["", "a red circle"], None)[0]["text_mask"].any(1)
     assert trained.tolist() == sampled.tolist() == [False, True]
 

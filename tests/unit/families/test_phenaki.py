@@ -122,7 +122,7 @@ def test_some_clips_are_trained_as_continuation(task: PhenakiTask) -> None:
     primed = 0
     for epoch in range(50):
         batch = batch_of(task, [3, 2, 1, 3], epoch)
-        known = task.model_inputs(batch, train=True).known_mask
+        known = task.training_rows(batch).known_mask
         assert known is not None
         latent_frames = known.view(4, 3, POSITIONS)
         assert (latent_frames.all(2) == latent_frames.any(2)).all()  # full latent frames
@@ -134,7 +134,7 @@ def test_some_clips_are_trained_as_continuation(task: PhenakiTask) -> None:
         assert not (hidden & known).any()
         assert hidden.any(1).all()
     assert primed / 150 == pytest.approx(0.5, abs=0.12)
-    assert task.model_inputs(batch, train=False).known_mask is None
+    assert task.code_rows(batch).known_mask is None
 
 
 def test_frame_autoregressive_predicts_one_latent_frame_from_earlier_ones(task: PhenakiTask) -> None:
@@ -156,7 +156,7 @@ def test_frame_autoregressive_predicts_one_latent_frame_from_earlier_ones(task: 
     assert predicted[0] / 60 == pytest.approx(0.5, abs=0.15)
     assert (predicted[1:] > 7).all()
     task.config = task.config.changed({"loss.first_frame_prob": 1.0})
-    known = task.model_inputs(batch_of(task, [3] * 8), train=True).known_mask
+    known = task.training_rows(batch_of(task, [3] * 8)).known_mask
     assert known is not None
     assert not known.any()
 

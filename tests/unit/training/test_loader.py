@@ -17,7 +17,7 @@ import torch
 from toy import Points
 
 from helpers import DEADLINE
-from quintet.common.batch import Dataset, Item, collate
+from quintet.common.batch import Batch, Dataset, Item, collate
 from quintet.common.processes import is_alive
 from quintet.common.rng import ItemRNG
 from quintet.errors import RunError, UnreadableItem, UsageError
@@ -84,6 +84,24 @@ def test_the_number_of_workers_changes_nothing() -> None:
             assert torch.equal(mine.batch["x"], theirs.batch["x"])
             assert mine.skipped == theirs.skipped
             assert torch.equal(mine.batch.rng.uniform("mask", 5), theirs.batch.rng.uniform("mask", 5))
+
+
+def process_and_mask(batch: Batch) -> dict[str, Any]:
+    return {"process": os.getpid(), "mask": batch.rng.uniform("mask", 5)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_training_batches_are_prepared_where_they_are_collated(workers: int) -> None:
+    made = loader(Points(10), workers)
+    made.prepare = process_and_mask
+    ((whole,), *_) = steps(made, Order(10, 4, 3), 0, 1)
+    assert (whole.batch["process"] == os.getpid()) == (workers == 0)
+    assert torch.equal(whole.batch["mask"], whole.batch.rng.uniform("mask", 5))
+    assert whole.batch.is_prepared
+    assert whole.batch.prepared(process_and_mask) is whole.batch
+    # Not those of validation, which has masks of its own.
+    assert "mask" not in made.first(2).batch
+    assert all("mask" not in loaded.batch for loaded, _ in made.validation(4, None))
 
 
 @dataclass

@@ -27,7 +27,6 @@ from quintet.nn.maskgit import TokenCritic as OwnTokenCritic
 from quintet.pipelines.base import Frozen, Pipeline
 from quintet.sampling import masked
 from quintet.sampling.maskgit import fill
-from quintet.training.maskgit_task import MaskGitInputs
 from quintet.training.phase import Output
 
 Schedule = Callable[[Tensor], Tensor]
@@ -45,16 +44,20 @@ class _Task(MuseTask):
 
     pipeline_class = _Pipeline
     schedule: Schedule | None = None
+    drop = 0.0
+    """The fraction of texts to drop in the next pass."""
 
     @property
     def mask_schedule(self) -> Schedule:
         return self.schedule or super().mask_schedule
 
-    def cond_drop_prob(self, batch: Batch) -> float:
-        return float(batch["cond_drop_prob"])
+    @property
+    def cond_drop_prob(self) -> float:
+        return self.drop
 
-    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
-        return MaskGitInputs(batch["codes"], batch["conditioning"](keep))
+    def conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
+        conditioning: dict[str, Tensor] = batch["conditioning"](keep)
+        return conditioning
 
 
 class MaskGit(CompatModel):
@@ -177,12 +180,11 @@ class MaskGit(CompatModel):
         def conditioning(keep: Tensor | None) -> dict[str, Tensor]:
             return self.transformer.conditioning(texts, text_embeds, keep, cond_token_ids)
 
-        drop = self.cond_drop_prob if cond_drop_prob is None else cond_drop_prob
-        fields = {"codes": codes, "conditioning": conditioning, "cond_drop_prob": drop}
         task = self.task
         assert isinstance(task, _Task)
+        task.drop = self.cond_drop_prob if cond_drop_prob is None else cond_drop_prob
         task.schedule = None if self.noise_schedule is masked.cosine else self.noise_schedule
-        forward_pass = self.forward_pass(fields, len(codes))
+        forward_pass = self.forward_pass({"codes": codes, "conditioning": conditioning}, len(codes))
         loss = task.prediction_loss(forward_pass.output).value
         if train_only_generator or (self.critic is None and not self.self_token_critic):
             return loss
@@ -190,16 +192,10 @@ class MaskGit(CompatModel):
         values["logits"] = values["logits"].detach() / max(sample_temperature or 1.0, 1e-10)
         if self.token_critic is not None:
             # The critic has its own text encoder, and the same texts are dropped.
-            values["conditioning"] = self._critic_conditioning(forward_pass.batch, texts, text_embeds, cond_token_ids)
+            keep = forward_pass.batch.rng.uniform("keep text") >= task.drop
+            values["conditioning"] = self.token_critic.conditioning(texts, text_embeds, keep, cond_token_ids)
         critic = task.critic_loss(task.modules, forward_pass.batch, Output(values), forward_pass.step)
         return loss + self.critic_loss_weight * critic.value
-
-    def _critic_conditioning(
-        self, batch: Batch, texts: Sequence[str] | None, embeds: Tensor | None, low: Tensor | None
-    ) -> dict[str, Tensor]:
-        assert self.token_critic is not None
-        keep = batch.rng.uniform("keep text") >= float(batch["cond_drop_prob"])
-        return self.token_critic.conditioning(texts, embeds, keep, low)
 
     @torch.no_grad()
     def _codes(self, images_or_ids: Tensor) -> tuple[Tensor, Tensor | None]:

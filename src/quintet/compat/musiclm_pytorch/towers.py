@@ -109,7 +109,7 @@ class AudioSpectrogramTransformer(CompatModel):
         """The random numbers of the augmentation of a training batch; None in eval mode."""
         if not self.model.training:
             return None
-        return self.model.augment_noise(self.new_rng(size)).to(self.device)
+        return SpecAugmentNoise.sampled(self.model.config, self.new_rng(size)).to(self.device)
 
 
 class TextTransformer(CompatModel):

@@ -38,9 +38,9 @@ class EmbeddingTask(PhenakiTask):
         generator, *rest = super().make_phases()
         return [replace(generator, modules=(*generator.modules, PROJECTION)), *rest]
 
-    def _texts(self, batch: Batch, keep: Tensor | None) -> dict[str, Tensor]:
+    def texts(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
         if "vectors" not in batch:
-            return super()._texts(batch, keep)
+            return super().texts(batch, keep)
         context = self._projection(batch["vectors"])
         return {"context": context, "context_mask": mask_dropped(batch["words"], keep)}
 

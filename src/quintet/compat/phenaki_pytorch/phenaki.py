@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from quintet.nn.maskgit import MaskGit as OwnMaskGit
 from quintet.nn.maskgit import TokenCritic as OwnTokenCritic
 from quintet.pipelines.base import Pipeline
 from quintet.sampling import masked
-from quintet.training.maskgit_task import MaskGitInputs
+from quintet.sampling.maskgit_preparation import CodeRows
 from quintet.training.phase import Output
 
 NAME = "Phenaki"
@@ -37,16 +37,20 @@ NAME = "Phenaki"
 class _Task(PhenakiTask):
     """The task of a `Phenaki`, whose conditioning is a field of the batch."""
 
-    def cond_drop_prob(self, batch: Batch) -> float:
-        return float(batch["cond_drop_prob"])
+    drop = 0.0
+    """The fraction of texts to drop in the next pass."""
 
-    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
-        valid: Tensor | None = batch["valid_mask"]
-        codes, conditioning = batch["codes"].flatten(1), batch["conditioning"](keep)
-        if valid is not None:
-            codes = codes.masked_fill(~valid, 0)
-            conditioning["valid_mask"] = valid
-        return MaskGitInputs(codes, conditioning, valid)
+    @property
+    def cond_drop_prob(self) -> float:
+        return self.drop
+
+    @property
+    def training_rows(self) -> Callable[[Batch], CodeRows]:
+        return self.code_rows
+
+    def conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
+        conditioning: dict[str, Tensor] = batch["conditioning"](keep)
+        return conditioning
 
 
 class _Unclamped:
@@ -233,9 +237,10 @@ class Phenaki(CompatModel):
             return self.maskgit.conditioning(captions, text_embeds, keep)
 
         drop = self.cond_drop_prob if cond_drop_prob is None else cond_drop_prob
-        fields = {"codes": codes, "valid_mask": valid, "conditioning": conditioning, "cond_drop_prob": drop}
+        fields = {"codes": codes, "valid_mask": valid, "conditioning": conditioning}
         task = self.task
         assert isinstance(task, _Task)
+        task.drop = drop
         with torch.set_grad_enabled(torch.is_grad_enabled() and not only_train_critic):
             forward_pass = self.forward_pass(fields, len(codes))
         loss = task.prediction_loss(forward_pass.output).value

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Item, Prepare
 from quintet.common.precision import as_float64
 from quintet.common.statistics import Statistics
 from quintet.errors import UsageError
@@ -87,6 +88,10 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         frames = -(-batch["lengths"] // self.config.model.hop)
         return int(frames.sum()) * self.config.model.num_quantizers
 
+    @property
+    def prepare(self) -> Prepare:
+        return partial(drop_levels, self.config.model.num_quantizers, self.config.loss.quantizer_dropout)
+
     def latents(self, batch: Batch) -> Tensor:
         if not isinstance(self.model, AudioCodec):
             raise UsageError(
@@ -97,7 +102,7 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         waves, lengths = self.window(batch)
-        levels = self.active_levels(batch).to(waves.device)
+        levels = batch.prepared(self.prepare)["active_levels"]
         result: Reconstruction = modules["codec"](
             waves, lengths, levels, return_candidates=step % self.revive_every == 0
         )
@@ -112,12 +117,6 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         waves: Tensor = batch["wavs"]
         window = max(1, round(self.config.data.seconds * self.config.model.sample_rate))
         return F.pad(waves, (0, window - waves.shape[1])), batch["lengths"]
-
-    def active_levels(self, batch: Batch) -> Tensor:
-        """Quantizer dropout: the number of quantizers (batch,) each clip uses, so that any number can be decoded."""
-        count = self.config.model.num_quantizers
-        random = batch.rng.integers("levels", 1, count + 1)
-        return torch.where(batch.rng.uniform("drop levels") < self.loss.quantizer_dropout, random, count)
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         waves, decoded, lengths = output["waves"], output["decoded"], output["lengths"]
@@ -199,6 +198,14 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         """The first `eval.seconds` of each clip (batch, samples), and their lengths (batch,)."""
         limit = max(1, round(self.config.eval.seconds * self.config.model.sample_rate))
         return batch["wavs"][:, :limit], batch["lengths"].clamp(max=limit)
+
+
+def drop_levels(num_quantizers: int, quantizer_dropout: float, batch: Batch) -> dict[str, Any]:
+    """`active_levels` (batch,): the number of quantizers each clip uses, so that any number can be decoded (quantizer
+    dropout)."""
+    random = batch.rng.integers("levels", 1, num_quantizers + 1)
+    dropped = batch.rng.uniform("drop levels") < quantizer_dropout
+    return {"active_levels": torch.where(dropped, random, num_quantizers)}
 
 
 def balance_gradients(decoded: Tensor, terms: Iterable[tuple[float, Tensor]]) -> Tensor:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Item, Prepare
 from quintet.common.collectives import mean_over_ranks
 from quintet.common.statistics import Statistics
 from quintet.families.cvivit.config import CViViTConfig, CViViTLossConfig
@@ -70,6 +71,10 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
         latent_frames = int(self.model.latent_frame_mask(batch["mask"]).sum())
         return latent_frames * math.prod(self.config.model.grid) * self.model.quantizer.levels
 
+    @property
+    def prepare(self) -> Prepare:
+        return prepare_clips
+
     def latents(self, batch: Batch) -> Tensor:
         latents = self.model.residuals(pixels(batch))
         return latents[self.model.latent_frame_mask(batch["mask"])].flatten(0, 1)
@@ -79,7 +84,7 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
         result: Reconstruction = modules["cvivit"](
             videos, batch["mask"], return_candidates=step % self.revive_every == 0
         )
-        chosen = random_frames(batch)
+        chosen = batch.prepared(self.prepare)["random_frames"]
         rows = torch.arange(len(videos), device=videos.device)
         frames = {"real": videos[rows, :, chosen], "fake": result.videos[rows, :, chosen]}
         return Output({**frames, "videos": videos, "result": result}, result.statistics.with_prefix("quantizer"))
@@ -154,10 +159,10 @@ class CViViTTask(PatchGanTask[CViViTConfig]):
         ]
 
 
-def random_frames(batch: Batch) -> Tensor:
-    """Index of one random frame of each clip (batch,), padding excluded."""
+def prepare_clips(batch: Batch) -> dict[str, Any]:
+    """`random_frames` (batch,): the index of the frame of each clip that the discriminator sees, padding excluded."""
     lengths: Tensor = batch["mask"].sum(1)
-    return (batch.rng.uniform("frame").to(lengths.device) * lengths).long()
+    return {"random_frames": (batch.rng.uniform("frame") * lengths).long()}
 
 
 def frames_of(clip: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ logarithmic scale, because most faces are small. Works for triangles and quads.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,16 +44,26 @@ class FaceFeatures(nn.Module):
             for table in (self.coordinates, self.angles, self.area, self.normal):
                 table.weight.copy_(waves(config.bins, table.embedding_dim))
 
-    def forward(self, corners: Tensor) -> Tensor:
+    def forward(self, corners: Tensor, features: FeatureBins | None = None) -> Tensor:
+        """Vectors (faces, dim) of faces with these corners; `features` are those of `feature_bins`, if known."""
         tables = (self.coordinates, self.angles, self.area, self.normal)
-        features = feature_bins(corners, self.bins)
+        features = feature_bins(corners, self.bins) if features is None else features
         embedded = [table(bins).flatten(1) for table, bins in zip(tables, features, strict=True)]
         out: Tensor = self.project(torch.cat(embedded, dim=-1))
         return out
 
 
+class FeatureBins(NamedTuple):
+    """The bins of the features of faces, (faces, …)."""
+
+    coordinate: Tensor
+    angle: Tensor
+    area: Tensor
+    normal: Tensor
+
+
 @torch.no_grad()
-def feature_bins(corners: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def feature_bins(corners: Tensor, bins: int) -> FeatureBins:
     """The bins of coordinates, angles, area and normal of each face, the same in every batch."""
     exact = as_float64(corners)
     crossed = crossed_diagonals(exact)
@@ -61,7 +72,7 @@ def feature_bins(corners: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Te
     area = binned(log_area(crossed), 0, 1, bins, NUDGE)
     normal = binned(nn.functional.normalize(crossed, dim=-1), -1, 1, bins, NUDGE)
     device = corners.device
-    return coordinates.to(device), angles.to(device), area.to(device), normal.to(device)
+    return FeatureBins(coordinates.to(device), angles.to(device), area.to(device), normal.to(device))
 
 
 def waves(bins: int, count: int) -> Tensor:

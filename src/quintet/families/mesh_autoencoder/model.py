@@ -133,7 +133,8 @@ class MeshAutoencoder(FaceTokenizer, Pretrained, nn.Module):
 
     def face_vectors(self, meshes: Meshes) -> Tensor:
         """The vectors (faces, dim) of the faces, the output of the encoder."""
-        vectors: Tensor = self.encoder(self.features(meshes.corners), meshes.edges, meshes.by_face)
+        features = self.features(meshes.corners, meshes.known and meshes.known.features)
+        vectors: Tensor = self.encoder(features, meshes.edges, meshes.by_face)
         return vectors
 
     def vertex_vectors(self, meshes: Meshes, faces: Tensor) -> tuple[Tensor, Tensor]:

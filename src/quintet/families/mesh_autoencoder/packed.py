@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,19 @@ from torch import Tensor
 from quintet.common.batch import Batch, Item
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
+from quintet.families.mesh_autoencoder.features import FeatureBins, feature_bins
 from quintet.media.mesh import face_adjacency
 from quintet.nn.graph import Packing
+
+
+class KnownOnDevice(NamedTuple):
+    """What the data workers computed of a training batch, so that a step does not wait for a GPU."""
+
+    vertex_counts: Tensor
+    """(meshes,)"""
+    face_counts: Tensor
+    """(meshes,)"""
+    features: FeatureBins
 
 
 @dataclass(frozen=True)
@@ -31,17 +42,18 @@ class Meshes:
     """(2, pairs): faces that share an edge, each pair in both directions, and every face with itself."""
     vertex_counts: tuple[int, ...]
     face_counts: tuple[int, ...]
+    known: KnownOnDevice | None = None
 
     def __len__(self) -> int:
         return len(self.face_counts)
 
     @cached_property
     def by_vertex(self) -> Packing:
-        return Packing(self.vertex_counts, self.vertices.device)
+        return Packing(self.vertex_counts, self.vertices.device, self.known and self.known.vertex_counts)
 
     @cached_property
     def by_face(self) -> Packing:
-        return Packing(self.face_counts, self.vertices.device)
+        return Packing(self.face_counts, self.vertices.device, self.known and self.known.face_counts)
 
     @property
     def corners(self) -> Tensor:
@@ -151,6 +163,22 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
     return {**fields, **{name: [item[name] for item in items] for name in others}}
 
 
+def prepare(bins: int, batch: Batch) -> dict[str, Any]:
+    """The fields of `KnownOnDevice`, for a collated batch on the CPU."""
+    meshes = meshes_of(batch)
+    features = feature_bins(meshes.corners, bins)._asdict()
+    return {
+        **{f"{name}_bins": value for name, value in features.items()},
+        "vertex_numbers": torch.tensor(meshes.vertex_counts),
+        "face_numbers": torch.tensor(meshes.face_counts),
+    }
+
+
 def meshes_of(batch: Batch) -> Meshes:
     """The packed meshes of a batch."""
-    return Meshes(batch["vertices"], batch["faces"], batch["edges"], batch["vertex_counts"], batch["face_counts"])
+    known = None
+    if batch.is_prepared:
+        features = FeatureBins(*(batch[f"{name}_bins"] for name in FeatureBins._fields))
+        known = KnownOnDevice(batch["vertex_numbers"], batch["face_numbers"], features)
+    vertices, faces, edges = (batch[name] for name in ("vertices", "faces", "edges"))
+    return Meshes(vertices, faces, edges, batch["vertex_counts"], batch["face_counts"], known)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Item
+from quintet.common.batch import Batch, Item, Prepare
 from quintet.common.precision import as_float64
 from quintet.common.statistics import Statistics
 from quintet.data.mesh import say_large_meshes
@@ -18,7 +18,7 @@ from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.features import coordinate_bins
 from quintet.families.mesh_autoencoder.model import Reconstruction, blurred_cross_entropy
-from quintet.families.mesh_autoencoder.packed import Meshes, meshes_of
+from quintet.families.mesh_autoencoder.packed import Meshes, meshes_of, prepare
 from quintet.families.mesh_autoencoder.pipeline import MeshAutoencoderPipeline
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh, write_mesh
@@ -63,6 +63,10 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
     def num_tokens(self, batch: Batch) -> int:
         return sum(meshes_of(batch).face_counts) * int(self.model.tokens_per_face)
 
+    @property
+    def prepare(self) -> Prepare:
+        return partial(prepare, self.config.model.bins)
+
     def latents(self, batch: Batch) -> Tensor:
         if not self.trainable:
             raise UsageError(
@@ -73,15 +77,16 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
         return latents
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        result: Reconstruction = modules["autoencoder"](
-            meshes_of(batch), return_candidates=step % self.revive_every == 0
-        )
-        return Output({"result": result}, result.statistics.with_prefix("quantizer"))
+        meshes = meshes_of(batch.prepared(self.prepare))
+        result: Reconstruction = modules["autoencoder"](meshes, return_candidates=step % self.revive_every == 0)
+        return Output({"result": result, "meshes": meshes}, result.statistics.with_prefix("quantizer"))
 
     def reconstruction_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
-        corners = meshes_of(batch).corners.flatten(1)
+        meshes: Meshes = output["meshes"]
+        corners = meshes.corners.flatten(1)
         result: Reconstruction = output["result"]
-        targets = coordinate_bins(corners, self.config.model.bins)
+        assert meshes.known is not None
+        targets = meshes.known.features.coordinate
         losses = blurred_cross_entropy(result.logits, targets, self.config.loss.bin_blur_sigma)
         # NaN coordinates were put into some bin; the loss must be NaN, so that the step is skipped.
         losses = torch.where(corners.isfinite(), losses, torch.nan)

@@ -22,7 +22,7 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.grammar import whole_faces
-from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState
+from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState, Positions
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
@@ -48,6 +48,13 @@ class Predicted(NamedTuple):
     targets: Tensor
 
 
+class Targets(NamedTuple):
+    """Where a batch has a loss, and the target codes there, (positions,)."""
+
+    positions: Positions
+    codes: Tensor
+
+
 class Generated(NamedTuple):
     """Padded codes (batch, faces, tokens_per_face), lengths (batch,) in faces, and which meshes `ended` (batch,) with
     the end token rather than at the maximum length."""
@@ -65,6 +72,39 @@ class Generated(NamedTuple):
 def unpadded(codes: Tensor, lengths: Tensor) -> list[Tensor]:
     """The codes (faces, tokens_per_face) of each row of a padded batch."""
     return [row[:length] for row, length in zip(codes, lengths.tolist(), strict=True)]
+
+
+def find_targets(
+    config: MeshTransformerModelConfig, codes: Tensor, lengths: Tensor, begins: Tensor, ends: Tensor
+) -> Targets:
+    """The targets of a batch, see `MeshTransformer.forward`. On a GPU this waits for the number of positions."""
+    batch, faces, tokens_per_face = codes.shape
+    valid, end_id = valid_faces(codes, lengths), config.num_codes
+    assert end_id is not None
+    targets = codes.new_full((batch, faces + 1, tokens_per_face), end_id)
+    targets[:, :-1] = codes.masked_fill(~valid, end_id)
+    loss_mask = torch.zeros_like(targets, dtype=torch.bool)
+    loss_mask[:, :-1] = valid
+    loss_mask[:, 0] &= begins[:, None]
+    after = torch.arange(faces + 1, device=codes.device) == lengths[:, None]
+    loss_mask[:, :, 0] |= after & ends[:, None]
+    return Targets(KINDS[config.kind].positions(loss_mask), targets[loss_mask])
+
+
+def face_buckets(config: MeshTransformerModelConfig, counts: Tensor, keep: Tensor | None = None) -> Tensor:
+    """The bucket (batch,) of each face count (batch,); 0 where `keep` (batch,) is False or the count is 0.
+
+    A bucket is a range of counts on a logarithmic scale, because a few faces matter less in a large mesh.
+    """
+    fraction = as_float64(counts).clamp(min=1).log() / math.log(config.max_faces + 1)
+    buckets = 1 + (fraction * config.face_buckets).long().clamp(max=config.face_buckets - 1)
+    known = counts > 0 if keep is None else keep.to(counts.device) & (counts > 0)
+    return buckets.to(counts.device).masked_fill(~known, 0)
+
+
+def valid_faces(codes: Tensor, lengths: Tensor) -> Tensor:
+    """Mask (batch, faces, 1) of the faces of codes (batch, faces, tokens_per_face) that are not padding."""
+    return (torch.arange(codes.shape[1], device=codes.device) < lengths[:, None])[..., None]
 
 
 class MeshTransformer(Pretrained, nn.Module):
@@ -108,17 +148,10 @@ class MeshTransformer(Pretrained, nn.Module):
         return {name: tensor.to(self._device) for name, tensor in prepared.items()}
 
     def faces(self, counts: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
-        """Conditioning on face counts (batch,); where `keep` (batch,) is False or the count is 0, it is unknown.
-
-        A bucket is a range of counts on a logarithmic scale, because a few faces matter less in a large mesh.
-        """
+        """Conditioning on face counts (batch,); where `keep` (batch,) is False or the count is 0, it is unknown."""
         if self.face_counts is None:
             return {}
-        fraction = as_float64(counts).clamp(min=1).log() / math.log(self.config.max_faces + 1)
-        buckets = 1 + (fraction * self.config.face_buckets).long().clamp(max=self.config.face_buckets - 1)
-        buckets = buckets.to(counts.device)
-        known = counts > 0 if keep is None else keep.to(counts.device) & (counts > 0)
-        return {"faces": buckets.masked_fill(~known, 0).to(self._device)}
+        return {"faces": face_buckets(self.config, counts, keep).to(self._device)}
 
     def cache_texts(self, folder: Path | None) -> None:
         """Set the cache folder for embeddings of a frozen text encoder, by default the user's; None: no cache."""
@@ -134,36 +167,29 @@ class MeshTransformer(Pretrained, nn.Module):
         conditioning: Conditioning,
         begins: Tensor | None = None,
         ends: Tensor | None = None,
+        targets: Targets | None = None,
     ) -> Predicted:
         """Logits and targets of `codes` (batch, faces, tokens_per_face), padded behind `lengths` (batch,) in faces.
 
         For windows of larger meshes, `begins` and `ends` (batch,) say whether a row has the first and the last face of
         its mesh: a window without the last face has no end token, and the first face of a window without the first
-        face of the mesh is not predicted.
+        face of the mesh is not predicted. `targets` are those of `find_targets`, if they are known.
         """
         self._check(codes)
-        batch, faces = codes.shape[:2]
         begins = torch.ones_like(lengths, dtype=torch.bool) if begins is None else begins
         ends = torch.ones_like(lengths, dtype=torch.bool) if ends is None else ends
-        valid = torch.arange(faces, device=codes.device) < lengths[:, None]
-        codes = codes.masked_fill(~valid[..., None], 0)
-        targets = codes.new_full((batch, faces + 1, self.tokens_per_face), self.end_id)
-        targets[:, :-1] = codes.masked_fill(~valid[..., None], self.end_id)
-        loss_mask = torch.zeros_like(targets, dtype=torch.bool)
-        loss_mask[:, :-1] = valid[..., None]
-        loss_mask[:, 0] &= begins[:, None]
-        after = torch.arange(faces + 1, device=codes.device) == lengths[:, None]
-        loss_mask[:, :, 0] |= after & ends[:, None]
+        if targets is None:
+            targets = find_targets(self.config, codes, lengths, begins, ends)
         context, context_mask = self._context(conditioning)
         vectors = self.stages(
-            self.embedding(codes),
+            self.embedding(codes.masked_fill(~valid_faces(codes, lengths), 0)),
             self.starts((~begins).long()),
-            self._face_count_vectors(conditioning, batch),
-            loss_mask,
+            self._face_count_vectors(conditioning, len(codes)),
+            targets.positions,
             context,
             context_mask,
         )
-        return Predicted(self.to_logits(vectors), targets[loss_mask])
+        return Predicted(self.to_logits(vectors), targets.codes)
 
     def logits(self, codes: Tensor, conditioning: Conditioning) -> Tensor:
         """Logits (batch, tokens + 1, num_codes + 1) of every next token of `codes` (batch, faces, tokens_per_face)."""
@@ -175,7 +201,7 @@ class MeshTransformer(Pretrained, nn.Module):
             self.embedding(codes.clamp(min=0)),
             self.starts(torch.zeros(batch, dtype=torch.int64, device=codes.device)),
             self._face_count_vectors(conditioning, batch),
-            everywhere,
+            self.stages.positions(everywhere),
             context,
             context_mask,
         )

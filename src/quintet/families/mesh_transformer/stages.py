@@ -7,6 +7,8 @@ is one causal transformer over all tokens.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,6 +32,15 @@ def _text_transformer(config: MeshTransformerModelConfig, max_length: int) -> Tr
         causal=True,
         positions=Rotary((max_length,), head_dim),
     )
+
+
+class Positions(NamedTuple):
+    """The predicted positions of a batch, as the stages of its model need them."""
+
+    tokens: Tensor
+    """(positions,), their flat indices: among the tokens of `faces`, or of all rows."""
+    faces: Tensor | None = None
+    """The flat indices of faces with a predicted position, over (batch, faces + 1)."""
 
 
 class CoarseFine(nn.Module):
@@ -57,11 +68,11 @@ class CoarseFine(nn.Module):
         codes: Tensor,
         start: Tensor,
         face_count: Tensor,
-        loss_mask: Tensor,
+        positions: Positions,
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:
-        """Vectors (positions, dim) of the positions in `loss_mask` (batch, faces + 1, tokens_per_face), row by row.
+        """Vectors (positions, dim) of the predicted positions, row by row.
 
         `codes` (batch, faces, tokens_per_face, dim) follow `start` (batch, dim); `face_count` (batch, dim) is added to
         every input of the coarse stage. Padding needs no mask: it is behind all predicted positions.
@@ -71,10 +82,18 @@ class CoarseFine(nn.Module):
             torch.cat([start[:, None], faces], dim=1) + face_count[:, None], context=context, context_mask=context_mask
         )
         # The faces with predicted positions of all rows, as one batch.
-        is_predicted = loss_mask.any(-1)
+        assert positions.faces is not None
         before = F.pad(codes[:, :, :-1], (0, 0, 1, 0, 0, 1))
-        vectors: Tensor = self.fine(states[is_predicted][:, None] + before[is_predicted])
-        return vectors[loss_mask[is_predicted]]
+        states, before = (each.flatten(0, 1).index_select(0, positions.faces) for each in (states, before))
+        vectors: Tensor = self.fine(states[:, None] + before)
+        return vectors.flatten(0, 1).index_select(0, positions.tokens)
+
+    @staticmethod
+    def positions(loss_mask: Tensor) -> Positions:
+        """The positions in a mask (batch, faces + 1, tokens_per_face); on a GPU this waits for the mask."""
+        by_face = loss_mask.flatten(0, 1)
+        faces = by_face.any(-1).nonzero()[:, 0]
+        return Positions(by_face.index_select(0, faces).flatten().nonzero()[:, 0], faces)
 
     def begin(
         self, start: Tensor, face_count: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None
@@ -147,7 +166,7 @@ class Flat(nn.Module):
         codes: Tensor,
         start: Tensor,
         face_count: Tensor,
-        loss_mask: Tensor,
+        positions: Positions,
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:
@@ -155,7 +174,14 @@ class Flat(nn.Module):
         row = torch.cat([start[:, None], codes.flatten(1, 2)], dim=1)
         x = row + self.position_vectors(0, row.shape[1]) + face_count[:, None]
         vectors: Tensor = self.transformer(x, context=context, context_mask=context_mask)
-        return vectors[loss_mask.flatten(1)[:, : row.shape[1]]]
+        return vectors.flatten(0, 1).index_select(0, positions.tokens)
+
+    @staticmethod
+    def positions(loss_mask: Tensor) -> Positions:
+        """As `CoarseFine.positions`. A row is the start and all tokens of its faces."""
+        _, faces, tokens_per_face = loss_mask.shape
+        rows = loss_mask.flatten(1)[:, : (faces - 1) * tokens_per_face + 1]
+        return Positions(rows.flatten().nonzero()[:, 0])
 
     def begin(
         self, start: Tensor, face_count: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None

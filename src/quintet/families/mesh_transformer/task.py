@@ -13,19 +13,22 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Collate, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset, Item, Prepare
 from quintet.common.precision import at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.captioned import inferred_text_keys
 from quintet.data.splits import Splits
 from quintet.families.mesh_transformer import data
 from quintet.families.mesh_transformer.config import MeshTransformerConfig
-from quintet.families.mesh_transformer.model import MeshTransformer, unpadded
+from quintet.families.mesh_transformer.model import MeshTransformer, Targets, unpadded
 from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformerPipeline
+from quintet.families.mesh_transformer.preparation import MeshTransformerPreparation, targets_of
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
 from quintet.media.mesh_measures import compare_sets, is_valid, is_watertight, point_cloud
 from quintet.media.mesh_render import contact_sheet
+from quintet.nn.preparation import has_texts
+from quintet.nn.text import mask_dropped
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.phase import Loss, Modules, Output, Phase
@@ -59,6 +62,12 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
     def collate(self) -> Collate:
         return data.collate
 
+    @property
+    def prepare(self) -> Prepare:
+        encoder = self.transformer.text_encoder
+        preparation = None if encoder is None else encoder.preparation
+        return MeshTransformerPreparation(self.transformer.config, self.config.loss, preparation)
+
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         return dataset.lengths() if hasattr(dataset, "lengths") else None
 
@@ -71,28 +80,41 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
     # --- training ---------------------------------------------------------------------------------------------
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        loss, rng = self.config.loss, batch.rng
-        conditioning = self._texts(batch, rng.uniform("keep text") >= loss.cond_drop_prob)
-        conditioning |= self.transformer.faces(batch["faces"], rng.uniform("keep faces") >= loss.face_count_drop_prob)
-        return Output(self._predicted(modules, batch, conditioning))
+        batch = batch.prepared(self.prepare)
+        conditioning = self._prepared_texts(batch)
+        if "face_buckets" in batch:
+            conditioning["faces"] = batch["face_buckets"]
+        return Output(self._predicted(modules, batch, conditioning, targets_of(batch)))
 
-    def _texts(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
+    def _prepared_texts(self, batch: Batch) -> dict[str, Tensor]:
+        """The texts of a prepared training batch, of which some are dropped."""
+        embeddings, encoder = self._embeddings(batch), self.transformer.text_encoder
+        if embeddings is not None:
+            return self.transformer.text_vectors(*embeddings, batch["keep_text"])
+        if encoder is None:
+            return {}
+        if encoder.preparation is not None:
+            return {name: batch[name] for name in ("text", "text_mask")}
+        texts = self.transformer.texts(batch["texts"])
+        return {**texts, "text_mask": mask_dropped(texts["text_mask"], batch["keep_text"])}
+
+    def _texts(self, batch: Batch) -> dict[str, Tensor]:
         embeddings = self._embeddings(batch)
         if embeddings is not None:
-            return self.transformer.text_vectors(*embeddings, keep)
-        # An empty caption means no text, as in generation.
-        has_text = torch.tensor([bool(text) for text in batch["texts"]])
-        return self.transformer.texts(batch["texts"], has_text if keep is None else keep & has_text)
+            return self.transformer.text_vectors(*embeddings)
+        return self.transformer.texts(batch["texts"], has_texts(batch))
 
     def _embeddings(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         is_used = "vectors" in batch and self.config.model.text != "none"
         return (batch["vectors"], batch["words"]) if is_used else None
 
-    def _predicted(self, modules: Modules, batch: Batch, conditioning: dict[str, Tensor]) -> dict[str, Tensor]:
-        logits, targets = modules["transformer"](
-            batch["codes"], batch["lengths"], conditioning, batch["begins"], batch["ends"]
+    def _predicted(
+        self, modules: Modules, batch: Batch, conditioning: dict[str, Tensor], targets: Targets | None = None
+    ) -> dict[str, Tensor]:
+        logits, codes = modules["transformer"](
+            batch["codes"], batch["lengths"], conditioning, batch["begins"], batch["ends"], targets=targets
         )
-        return {"logits": at_least_fp32(logits), "targets": targets}
+        return {"logits": at_least_fp32(logits), "targets": codes}
 
     def token_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         logits, targets = output["logits"], output["targets"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.common import collectives
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Collate, Item
+from quintet.common.batch import Batch, Collate, Item, Prepare
 from quintet.common.logging import say
 from quintet.common.precision import as_float64
 from quintet.common.rng import seed_from
@@ -25,6 +25,7 @@ from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import mulan_splits
 from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.pipeline import MuLaNPipeline
+from quintet.families.mulan.preparation import MuLaNPreparation, noise_of
 from quintet.families.mulan.retrieval import caption_number, first_per_group, label_in, retrieval_metrics
 from quintet.families.mulan.towers import Prepared
 from quintet.media.chart import draw_matrix
@@ -66,6 +67,12 @@ class MuLaNTask(Task[MuLaNConfig]):
     def example_item(self) -> Item:
         samples = max(1, round(self.config.data.seconds * self.config.model.audio.sample_rate))
         return {"wavs": torch.zeros(1, samples), "lengths": torch.tensor([samples]), "texts": EXAMPLE_CAPTION}
+
+    @property
+    def prepare(self) -> Prepare:
+        tower = self.mulan.text
+        token_ids = tower.token_ids if tower.frozen is None else None
+        return MuLaNPreparation(self.mulan.audio.config, token_ids, self.config.data.word_dropout)
 
     # --- training -------------------------------------------------------------------------------------------
 
@@ -181,9 +188,12 @@ class MuLaNTask(Task[MuLaNConfig]):
 
     def _vectors(self, modules: Modules, batch: Batch) -> Vectors:
         """The embeddings of an augmented training batch."""
-        noise = self.mulan.audio.augment_noise(batch.rng).to(batch["wavs"].device)
-        prepared = self.prepared_texts(batch, word_dropout=self.config.data.word_dropout)
-        vectors: Vectors = modules["mulan"](*_waves(batch), *prepared, noise)
+        batch = batch.prepared(self.prepare)
+        if self.mulan.text.frozen is None:
+            texts = batch["text"], batch["text_mask"]
+        else:
+            texts = self.prepared_texts(batch, word_dropout=self.config.data.word_dropout)
+        vectors: Vectors = modules["mulan"](*_waves(batch), *texts, noise_of(batch))
         return vectors
 
 

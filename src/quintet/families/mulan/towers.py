@@ -8,6 +8,7 @@ masked, so that a clip has the same embedding alone and in a batch with longer c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -42,8 +43,42 @@ class SpecAugmentNoise(NamedTuple):
     patches: Tensor | None
     """(batch, rows, columns), of the dropout of the patches of a window of `max_seconds`; None: no dropout."""
 
+    @classmethod
+    def sampled(cls, config: AudioTowerConfig, rng: ItemRNG) -> SpecAugmentNoise:
+        """The random numbers of a batch; those of a clip do not depend on the other clips."""
+        return cls(mask_noise(rng), rng.uniform("patches", *config.grid) if config.patch_dropout else None)
+
     def to(self, device: torch.device) -> SpecAugmentNoise:
         return SpecAugmentNoise(self.masks.to(device), None if self.patches is None else self.patches.to(device))
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """Texts to the token ids that a text tower embeds. It has no weights, so that data workers can receive it."""
+
+    tokenizer: TokenizerFolder | None
+    """None: the tokens are UTF-8 bytes."""
+    max_length: int
+    vocab_size: int
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids and valid mask, both (batch, length), and which texts (batch,) were truncated."""
+        if self.tokenizer is not None:
+            return self.tokenizer.encode(texts, self.max_length)
+        return encode_bytes(texts, self.max_length)
+
+    def pad(self, rows: Sequence[Tensor]) -> Prepared:
+        """Token ids and valid mask of texts that are given as unpadded token ids."""
+        truncated = [row[: self.max_length] for row in rows]
+        largest = max((int(row.max()) for row in truncated if len(row)), default=0)
+        if largest >= self.vocab_size or any(int(row.min()) < 0 for row in truncated if len(row)):
+            raise UsageError(
+                f"token ids must be between 0 and {self.vocab_size - 1} (model.text.vocab_size); "
+                f"the largest is {largest}"
+            )
+        width = padded_length(max((len(row) for row in truncated), default=1) or 1, self.max_length)
+        ids = torch.stack([F.pad(row, (0, width - len(row))) for row in truncated])
+        return ids, torch.arange(width) < torch.tensor([len(row) for row in truncated])[:, None]
 
 
 class AudioSpectrogramTransformer(nn.Module):
@@ -102,10 +137,6 @@ class AudioSpectrogramTransformer(nn.Module):
         )
         state = next(islice(blocks, layer - 1, None))
         return rearrange(state, "b (rows columns) d -> b columns rows d", columns=columns).mean(2)
-
-    def augment_noise(self, rng: ItemRNG) -> SpecAugmentNoise:
-        """The random numbers of the augmentation of a batch; those of a clip do not depend on the other clips."""
-        return SpecAugmentNoise(mask_noise(rng), rng.uniform("patches", *self.config.grid))
 
     @torch.no_grad()
     def moments(self, waves: Tensor, lengths: Tensor) -> Tensor:
@@ -181,30 +212,26 @@ class TextTransformer(nn.Module):
         """The inputs of `forward`, on the CPU; texts longer than `max_length` are truncated."""
         if self.frozen is not None:
             return self.frozen.embed(texts)
-        ids, mask, _ = self._encode(texts)
+        ids, mask, _ = self.token_ids.encode(texts)
         return ids, mask
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Prepares texts for this tower, unless a frozen encoder does."""
+        if self.frozen is not None:
+            raise UsageError(f"model.text.encoder={self.config.encoder} takes texts, not token ids")
+        return TokenIds(self.tokenizer, self.config.max_length, self.embedding.num_embeddings)
 
     def too_long(self, texts: Sequence[str]) -> list[str]:
         """The texts that `prepare` truncates; a frozen encoder reports truncation itself."""
         if self.frozen is not None:
             return []
-        truncated = self._encode(texts)[2].tolist()
+        truncated = self.token_ids.encode(texts)[2].tolist()
         return [text for text, is_truncated in zip(texts, truncated, strict=True) if is_truncated]
 
     def prepare_ids(self, rows: Sequence[Tensor]) -> Prepared:
         """The inputs of `forward` for texts that are given as unpadded token ids."""
-        if self.frozen is not None:
-            raise UsageError(f"model.text.encoder={self.config.encoder} takes texts, not token ids")
-        truncated = [row[: self.config.max_length] for row in rows]
-        largest = max((int(row.max()) for row in truncated if len(row)), default=0)
-        if largest >= self.embedding.num_embeddings or any(int(row.min()) < 0 for row in truncated if len(row)):
-            raise UsageError(
-                f"token ids must be between 0 and {self.embedding.num_embeddings - 1} (model.text.vocab_size); "
-                f"the largest is {largest}"
-            )
-        width = padded_length(max((len(row) for row in truncated), default=1) or 1, self.config.max_length)
-        ids = torch.stack([F.pad(row, (0, width - len(row))) for row in truncated])
-        return ids, torch.arange(width) < torch.tensor([len(row) for row in truncated])[:, None]
+        return self.token_ids.pad(rows)
 
     def forward(self, text: Tensor, mask: Tensor, after: Sequence[int] = ()) -> Tensor:
         """Mean-pooled vectors (batch, states, dim): after each of the blocks `after`, and after the last norm."""
@@ -214,12 +241,6 @@ class TextTransformer(nn.Module):
             # Frozen encoders differ in the scale of their outputs; layer norm removes it.
             x = self.project(F.layer_norm(text.to(self.project.weight.dtype), (self.frozen.dim,)))
         return pooled_states(self.transformer, x, mask, after)
-
-    def _encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids and valid mask, both (batch, length), and which texts (batch,) were truncated."""
-        if self.tokenizer is not None:
-            return self.tokenizer.encode(texts, self.config.max_length)
-        return encode_bytes(texts, self.config.max_length)
 
     def _default_vocab_size(self) -> int:
         return NUM_SYMBOLS if self.tokenizer is None else self.tokenizer.vocabulary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,9 +17,11 @@ from quintet.families.muse.config import MuseConfig
 from quintet.families.muse.data import token_splits
 from quintet.families.muse.pipeline import MusePipeline
 from quintet.media.image import EXTENSIONS, image_grid, write_image
+from quintet.nn.preparation import check_vocabulary
 from quintet.pipelines.base import Frozen, as_tokenizer
+from quintet.sampling.maskgit_preparation import CodeRows
 from quintet.training.judge import judge_of, judged_rows
-from quintet.training.maskgit_task import MaskGitInputs, MaskGitTask
+from quintet.training.maskgit_task import MaskGitTask
 from quintet.training.phase import Modules
 from quintet.training.task import EXAMPLE_CAPTION
 
@@ -45,13 +48,12 @@ class MuseTask(MaskGitTask[MuseConfig]):
             **low,
         }
 
-    def model_inputs(self, batch: Batch, keep: Tensor | None = None, train: bool = False) -> MaskGitInputs:
-        return MaskGitInputs(batch["codes"].flatten(1), self._conditioning(batch, keep))
+    @property
+    def code_rows(self) -> Callable[[Batch], CodeRows]:
+        return partial(_code_rows, self.config.model.low_res_num_codes)
 
-    def _conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
-        # An empty caption means unconditional, as in sampling.
-        has_caption = torch.tensor([bool(text) for text in batch["texts"]])
-        conditioning = self.maskgit.texts(batch["texts"], has_caption if keep is None else keep & has_caption)
+    def conditioning(self, batch: Batch, keep: Tensor | None = None) -> dict[str, Tensor]:
+        conditioning = self.texts(batch, keep)
         if self.base is not None:
             conditioning["low"] = batch["low"].flatten(1)
         return conditioning
@@ -78,3 +80,9 @@ class MuseTask(MaskGitTask[MuseConfig]):
     def _reconstructed(self, batch: Batch) -> Tensor:
         images: Tensor = self.tokenizer.model.decode(batch["codes"])
         return images
+
+
+def _code_rows(low_res_num_codes: int | None, batch: Batch) -> CodeRows:
+    if low_res_num_codes is not None and "low" in batch:
+        check_vocabulary(batch.names, batch["low"], low_res_num_codes, "low-resolution codes")
+    return CodeRows(batch["codes"].flatten(1))

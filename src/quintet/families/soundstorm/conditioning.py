@@ -54,21 +54,23 @@ class Conditioner(nn.Module):
         semantic: Tensor | None = None,
         clip: Tensor | None = None,
         keep: Tensor | None = None,
+        aligned: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The conditioning of a batch with the valid mask `frames` (batch, frames).
 
         `semantic` (batch, tokens) is at the rate of the semantic tokens, padded with -1, and `NO_TOKEN` where a token
-        is unknown; `clip` (batch, condition_dim). Rows where `keep` (batch,) is False get null conditioning.
+        is unknown; `clip` (batch, condition_dim). Rows where `keep` (batch,) is False get null conditioning. `aligned`
+        are the semantic tokens after `align_semantic`, instead of `semantic`.
         """
         conditioning = {"frames": frames}
         rows, device = len(frames), frames.device
         keep = torch.ones(rows, dtype=torch.bool, device=device) if keep is None else keep.to(device)
         if self.config.semantic_codes is not None:
             null_token = self.config.semantic_codes
-            if semantic is None:
-                aligned = torch.full((*frames.shape, self._tokens_per_frame), null_token, device=device)
-            else:
-                aligned = self._align(frames, semantic)
+            if semantic is not None:
+                aligned = align_semantic(self.config, frames, semantic)
+            elif aligned is None:
+                aligned = torch.full((*frames.shape, _tokens_per_frame(self.config)), null_token, device=device)
             conditioning["semantic"] = aligned.masked_fill(~(frames & keep[:, None])[..., None], null_token)
         elif semantic is not None:
             raise UsageError("this model takes no semantic tokens (model.semantic_codes is null)")
@@ -102,45 +104,45 @@ class Conditioner(nn.Module):
             parts.append(torch.where(valid, vectors, self.no_clip.to(vectors.dtype))[:, None])
         return sum(parts[1:], parts[0]) if parts else None
 
-    @property
-    def _ratio(self) -> float:
-        assert self.config.semantic_rate is not None
-        assert self.config.frame_rate is not None
-        return self.config.semantic_rate / self.config.frame_rate
 
-    @property
-    def _tokens_per_frame(self) -> int:
-        """Semantic tokens per frame; 1 if they are slower than frames, so that one overlaps several frames."""
-        return math.ceil(self._ratio)
+def _ratio(config: SoundStormModelConfig) -> float:
+    assert config.semantic_rate is not None
+    assert config.frame_rate is not None
+    return config.semantic_rate / config.frame_rate
 
-    def _align(self, frames: Tensor, semantic: Tensor) -> Tensor:
-        """Semantic tokens (batch, frames, tokens per frame) that overlap each frame."""
-        assert self.config.semantic_codes is not None
-        counts, lengths = (semantic != -1).sum(1), frames.sum(1)
-        # Not on a GPU, where the check would synchronise every step.
-        if semantic.device.type == "cpu":
-            self._check(semantic, counts, lengths)
-        parts = self._tokens_per_frame
-        middles = torch.arange(frames.shape[1] * parts, dtype=torch.float64).add_(0.5) * (self._ratio / parts)
-        positions = middles.long().to(semantic.device).minimum((counts - 1).clamp(min=0)[:, None])
-        aligned = semantic.gather(1, positions).view(*frames.shape, parts)
-        return aligned.masked_fill(aligned == NO_TOKEN, self.config.semantic_codes)
 
-    def _check(self, semantic: Tensor, counts: Tensor, lengths: Tensor) -> None:
-        assert self.config.semantic_codes is not None
-        if semantic.dim() != 2 or len(semantic) != len(lengths) or not semantic.shape[1]:
-            raise UsageError(
-                f"semantic tokens must have the shape (batch, tokens) with a batch of {len(lengths)}, "
-                f"not {tuple(semantic.shape)}"
-            )
-        if int(semantic.min()) < NO_TOKEN or int(semantic.max()) >= self.config.semantic_codes:
-            raise UsageError(
-                f"semantic tokens from {int(semantic.min())} to {int(semantic.max())} are outside the vocabulary of "
-                f"model.semantic_codes={self.config.semantic_codes}"
-            )
-        for tokens, frames in zip(counts.tolist(), lengths.tolist(), strict=True):
-            if reason := length_mismatch(self.config, tokens, frames):
-                raise UsageError(reason)
+def _tokens_per_frame(config: SoundStormModelConfig) -> int:
+    """Semantic tokens per frame; 1 if they are slower than frames, so that one overlaps several frames."""
+    return math.ceil(_ratio(config))
+
+
+def align_semantic(config: SoundStormModelConfig, frames: Tensor, semantic: Tensor) -> Tensor:
+    """Semantic tokens (batch, frames, tokens per frame) that overlap each frame of `frames` (batch, frames)."""
+    assert config.semantic_codes is not None
+    counts, lengths = (semantic != -1).sum(1), frames.sum(1)
+    _check_semantic(config, semantic, counts, lengths)
+    parts = _tokens_per_frame(config)
+    middles = torch.arange(frames.shape[1] * parts, dtype=torch.float64).add_(0.5) * (_ratio(config) / parts)
+    positions = middles.long().to(semantic.device).minimum((counts - 1).clamp(min=0)[:, None])
+    aligned = semantic.gather(1, positions).view(*frames.shape, parts)
+    return aligned.masked_fill(aligned == NO_TOKEN, config.semantic_codes)
+
+
+def _check_semantic(config: SoundStormModelConfig, semantic: Tensor, counts: Tensor, lengths: Tensor) -> None:
+    assert config.semantic_codes is not None
+    if semantic.dim() != 2 or len(semantic) != len(lengths) or not semantic.shape[1]:
+        raise UsageError(
+            f"semantic tokens must have the shape (batch, tokens) with a batch of {len(lengths)}, "
+            f"not {tuple(semantic.shape)}"
+        )
+    if int(semantic.min()) < NO_TOKEN or int(semantic.max()) >= config.semantic_codes:
+        raise UsageError(
+            f"semantic tokens from {int(semantic.min())} to {int(semantic.max())} are outside the vocabulary of "
+            f"model.semantic_codes={config.semantic_codes}"
+        )
+    for tokens, frames in zip(counts.tolist(), lengths.tolist(), strict=True):
+        if reason := length_mismatch(config, tokens, frames):
+            raise UsageError(reason)
 
 
 def length_mismatch(config: SoundStormModelConfig, tokens: int, frames: int) -> str | None:

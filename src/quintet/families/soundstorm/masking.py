@@ -8,6 +8,7 @@ of that level. Prompt length, level and fraction are drawn per row.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,27 @@ from torch import Tensor
 from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.sampling.masked import Schedule, corrupt, cosine, training_mask
+
+
+class MaskedPositions(NamedTuple):
+    """The true positions of a mask (batch, frames), as indices."""
+
+    flat: Tensor
+    """(positions,), in the flattened mask."""
+    order: Tensor
+    """(batch, longest), the frames of each row, those of its positions first; `longest` is the largest number of
+    positions in a row."""
+    packed: Tensor
+    """(positions,), in the flattened `order`."""
+
+    @classmethod
+    def of(cls, where: Tensor) -> MaskedPositions:
+        """Found in a mask; on a GPU this waits for the mask."""
+        counts = where.sum(1)
+        longest = int(counts.max())
+        order = where.int().argsort(dim=1, descending=True, stable=True)[:, :longest]
+        packed = (torch.arange(longest, device=where.device) < counts[:, None]).flatten().nonzero()[:, 0]
+        return cls(where.flatten().nonzero()[:, 0], order, packed)
 
 
 @dataclass(frozen=True)
@@ -29,6 +51,8 @@ class MaskedCodes:
     """(batch, frames), the masked positions of that level, which are predicted."""
     targets: Tensor
     """(positions,), the original codes at these positions, row by row."""
+    positions: MaskedPositions | None = None
+    """The positions as indices, if they are known; otherwise the model finds them in `where`."""
 
     def filled(self, predictions: Tensor) -> Tensor:
         """The tokens with predictions (positions,) filled in, for a critic; finer levels stay masked."""
@@ -99,10 +123,6 @@ def _check(codes: Tensor, frames: Tensor, mask_id: int) -> None:
         raise UsageError(
             f"codes of shape {tuple(codes.shape)} are not (batch, frames, quantizers) of {tuple(frames.shape)} frames"
         )
-    # Not on a GPU, where the check would synchronise every step.
-    if codes.device.type == "cpu":
-        valid = codes[frames]
-        if valid.numel() and not 0 <= int(valid.min()) <= int(valid.max()) < mask_id:
-            raise UsageError(
-                f"codes from {int(valid.min())} to {int(valid.max())} are outside the vocabulary of {mask_id}"
-            )
+    valid = codes[frames]
+    if valid.numel() and not 0 <= int(valid.min()) <= int(valid.max()) < mask_id:
+        raise UsageError(f"codes from {int(valid.min())} to {int(valid.max())} are outside the vocabulary of {mask_id}")

@@ -17,6 +17,7 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.soundstorm.conditioning import Conditioner, Conditioning
 from quintet.families.soundstorm.config import SoundStormModelConfig
+from quintet.families.soundstorm.masking import MaskedPositions
 from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conformer import Conformer
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
@@ -65,10 +66,17 @@ class ConformerWrapper(nn.Module):
             # Zero initialisation: training starts without self-conditioning.
             nn.init.zeros_(self.from_previous.weight)
 
-    def forward(self, codes: Tensor, conditioning: Conditioning, previous: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        codes: Tensor,
+        conditioning: Conditioning,
+        previous: Tensor | None = None,
+        has_padding: bool = True,
+    ) -> Tensor:
         """Vectors (batch, frames, dim) of codes (batch, frames, num_quantizers).
 
-        `previous` (batch, frames, dim) is the output of the previous step, for self-conditioning.
+        `previous` (batch, frames, dim) is the output of the previous step, for self-conditioning. `has_padding` may be
+        False if all frames are valid: attention without a mask has faster kernels on a GPU.
         """
         frames = conditioning["frames"]
         self._check(codes, frames)
@@ -85,7 +93,7 @@ class ConformerWrapper(nn.Module):
             if previous is None:
                 previous = torch.zeros_like(x)
             x = x + self.from_previous(previous.detach().masked_fill(~frames[..., None], 0).to(x.dtype))
-        out: Tensor = self.conformer(x, frames)
+        out: Tensor = self.conformer(x, frames if has_padding else None)
         return out
 
     def _check(self, codes: Tensor, frames: Tensor) -> None:
@@ -146,35 +154,38 @@ class SoundStorm(Pretrained, nn.Module):
         semantic: Tensor | None = None,
         clip: Tensor | None = None,
         keep: Tensor | None = None,
+        aligned: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The conditioning of clips; see `Conditioner.prepare`."""
-        return self.net.conditions.prepare(frames, semantic, clip, keep)
+        return self.net.conditions.prepare(frames, semantic, clip, keep, aligned)
 
     def forward(
         self,
         codes: Tensor,
         conditioning: Conditioning,
         levels: Tensor,
-        where: Tensor | None = None,
+        where: Tensor | MaskedPositions | None = None,
         previous: Tensor | None = None,
         output: OutputKind = "logits",
+        has_padding: bool = True,
     ) -> Tensor:
         """Logits (batch, frames, num_codes) of the level of each row, `levels` (batch,).
 
-        With `where` (batch, frames) only those of these positions, (positions, num_codes). `output="scores"` returns
+        With `where` (batch, frames), or its indices, only those of these positions, (positions, num_codes);
+        `has_padding` is that of `ConformerWrapper`. `output="scores"` returns
         the logits of the self-critic that a code of that level is not the original, (batch, frames) or (positions,);
         `output="vectors"` returns the conformer output (batch, frames, dim). All go through __call__: DDP and FSDP
         hook into it.
         """
-        vectors: Tensor = self.net(codes, conditioning, previous)
+        vectors: Tensor = self.net(codes, conditioning, previous, has_padding)
         if output == "vectors":
             return vectors
         if output == "scores":
             if self.to_score is None:
                 raise UsageError("this model has no self-critic (model.self_critic is false)")
             scores: Tensor = self.to_score(vectors)[..., 0]
-            return scores if where is None else scores[where]
-        return self._logits(vectors, levels) if where is None else self._logits_at(vectors, levels, where)
+            return scores if where is None else scores.flatten().index_select(0, _positions(where).flat)
+        return self._logits(vectors, levels) if where is None else self._logits_at(vectors, levels, _positions(where))
 
     def logits_of(self, vectors: Tensor, level: int) -> Tensor:
         """Logits (..., num_codes) of one level for vectors (..., dim)."""
@@ -190,10 +201,12 @@ class SoundStorm(Pretrained, nn.Module):
         biases = F.embedding(levels, self.head_biases)[:, None]
         return torch.baddbmm(biases.to(vectors.dtype), vectors, heads.transpose(1, 2).to(vectors.dtype))
 
-    def _logits_at(self, vectors: Tensor, levels: Tensor, where: Tensor) -> Tensor:
+    def _logits_at(self, vectors: Tensor, levels: Tensor, positions: MaskedPositions) -> Tensor:
         """Logits of some positions alone: they are moved to the front of their rows, so that no others are computed."""
-        counts = where.sum(1)
-        longest = int(counts.max())
-        order = where.int().argsort(dim=1, descending=True, stable=True)[:, :longest]
+        order = positions.order
         packed = vectors.gather(1, order[..., None].expand(-1, -1, vectors.shape[2]))
-        return self._logits(packed, levels)[torch.arange(longest, device=where.device) < counts[:, None]]
+        return self._logits(packed, levels).flatten(0, 1).index_select(0, positions.packed)
+
+
+def _positions(where: Tensor | MaskedPositions) -> MaskedPositions:
+    return where if isinstance(where, MaskedPositions) else MaskedPositions.of(where)

@@ -11,16 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
-from quintet.common.batch import Batch, Collate, Dataset, Item
+from quintet.common.batch import Batch, Collate, Dataset, Item, Prepare
 from quintet.common.precision import as_float64, at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
 from quintet.families.soundstorm import data
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.masking import MaskedCodes, mask_codes, mask_level
+from quintet.families.soundstorm.masking import MaskedCodes, mask_level
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
 from quintet.families.soundstorm.pipeline import SPECTROGRAM_WIDTH, GeneratedAudio, SoundStormPipeline, codec_of
+from quintet.families.soundstorm.preparation import SoundStormPreparation, masked_codes_of
 from quintet.media.audio import write_audio
 from quintet.media.chart import spectrogram
 from quintet.media.image import image_grid, write_image
@@ -32,9 +33,6 @@ from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.maskgit_task import refuse_untrained, score_loss, token_loss
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import Task, Traits
-
-SELF_CONDITIONED = 0.75
-"""Fraction of the rows that are trained with self-conditioning, if it is on."""
 
 
 class SoundStormTask(Task[SoundStormConfig]):
@@ -75,6 +73,10 @@ class SoundStormTask(Task[SoundStormConfig]):
     def collate(self) -> Collate:
         return data.collate
 
+    @property
+    def prepare(self) -> Prepare:
+        return SoundStormPreparation(self.soundstorm.config, self.config.loss)
+
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         return dataset.lengths() if hasattr(dataset, "lengths") else None
 
@@ -94,27 +96,23 @@ class SoundStormTask(Task[SoundStormConfig]):
             refuse_untrained(self.is_new and self.config.init is None)
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
-        loss, model = self.config.loss, self.soundstorm
-        schedule = masked.MASK_SCHEDULES[loss.mask_schedule]
-        masked_codes = mask_codes(
-            batch["codes"],
-            batch["frames"],
-            batch.rng,
-            model.mask_id,
-            schedule,
-            loss.mask_span,
-            loss.coarse_bias,
-            visible_prob=loss.visible_token_prob,
-            random_prob=loss.random_token_prob,
-        )
-        keep = batch.rng.uniform("keep condition") >= loss.cond_drop_prob
-        conditioning = self._conditioning(batch, self._clips(batch), keep)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and loss.train_only != "critic"):
-            previous = self._previous_vectors(batch, masked_codes, conditioning)
+        batch = batch.prepared(self.prepare)
+        masked_codes = masked_codes_of(batch)
+        conditioning = self._conditioning(batch, self._clips(batch), batch["keep_condition"])
+        # On a CPU a mask costs nothing, and results do not depend on whether there is padding.
+        has_padding = batch["has_padding"] or batch["frames"].device.type == "cpu"
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
+            previous = self._previous_vectors(batch, masked_codes, conditioning, has_padding)
             logits = modules["soundstorm"](
-                masked_codes.tokens, conditioning, masked_codes.levels, where=masked_codes.where, previous=previous
+                masked_codes.tokens,
+                conditioning,
+                masked_codes.levels,
+                where=masked_codes.positions,
+                previous=previous,
+                has_padding=has_padding,
             )
-        return Output({"masked_codes": masked_codes, "conditioning": conditioning, "logits": logits})
+        values = {"masked_codes": masked_codes, "conditioning": conditioning, "logits": logits}
+        return Output({**values, "critic_noise": batch.fields.get("critic_noise"), "has_padding": has_padding})
 
     def _clips(self, batch: Batch) -> Tensor | None:
         """The embeddings (batch, dim) that condition training clips: of their audio, or for some of their caption."""
@@ -122,25 +120,27 @@ class SoundStormTask(Task[SoundStormConfig]):
             return None
         clip: Tensor = batch["clip"]
         if "caption" in batch:
-            use_caption = batch.rng.uniform("tell caption").to(clip.device) < self.config.loss.caption_cond_prob
-            clip = torch.where((use_caption & batch["captioned"])[:, None], batch["caption"], clip)
+            clip = torch.where((batch["use_caption"] & batch["captioned"])[:, None], batch["caption"], clip)
         return clip
 
     def _conditioning(self, batch: Batch, clip: Tensor | None, keep: Tensor | None = None) -> dict[str, Tensor]:
-        semantic = batch.fields.get("semantic")
         if clip is not None and self.conditioner is not None:
             clip = self.conditioner.conditioning(clip)
-        return self.soundstorm.conditioning(batch["frames"], semantic, clip, keep)
+        aligned: Tensor | None = batch.fields.get("aligned_semantic")
+        semantic = None if aligned is not None else batch.fields.get("semantic")
+        return self.soundstorm.conditioning(batch["frames"], semantic, clip, keep, aligned)
 
     def _previous_vectors(
-        self, batch: Batch, masked_codes: MaskedCodes, conditioning: dict[str, Tensor]
+        self, batch: Batch, masked_codes: MaskedCodes, conditioning: dict[str, Tensor], has_padding: bool
     ) -> Tensor | None:
         """Self-conditioning: the outputs (batch, frames, dim) of a first pass; zero for some rows."""
         if not self.config.model.self_conditioning:
             return None
         with torch.no_grad():
-            vectors: Tensor = self.soundstorm(masked_codes.tokens, conditioning, masked_codes.levels, output="vectors")
-        self_conditioned = batch.rng.uniform("self-conditioning").to(vectors.device) < SELF_CONDITIONED
+            vectors: Tensor = self.soundstorm(
+                masked_codes.tokens, conditioning, masked_codes.levels, output="vectors", has_padding=has_padding
+            )
+        self_conditioned: Tensor = batch["self_conditioned"]
         return vectors * self_conditioned[:, None, None]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
@@ -154,14 +154,15 @@ class SoundStormTask(Task[SoundStormConfig]):
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Loss of classifying whether a code that the generator predicted is the original one."""
         masked_codes, logits = output["masked_codes"], output["logits"]
-        noise = batch.rng.uniform("critic", masked_codes.where.shape[1]).to(logits.device)[masked_codes.where]
-        predicted = filters.sample_on_device(logits.detach(), noise)
+        # In fp32, also if the batch was converted to fp64: the choices do not depend on the precision.
+        predicted = filters.sample_on_device(logits.detach(), output["critic_noise"].float())
         scores = modules["soundstorm"](
             masked_codes.filled(predicted),
             output["conditioning"],
             masked_codes.levels,
-            where=masked_codes.where,
+            where=masked_codes.positions,
             output="scores",
+            has_padding=output["has_padding"],
         )
         return Loss(score_loss(scores, predicted != masked_codes.targets))
 

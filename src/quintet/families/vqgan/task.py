@@ -84,9 +84,8 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
         (adversarial_grad,) = torch.autograd.grad(adversarial, images, retain_graph=False)
         (reconstruction_grad,) = torch.autograd.grad(reconstruction, images)
         adversarial = adversarial.detach()
-        weight = torch.as_tensor(
-            self.loss.adversarial * self.loss.adversarial_ramp(step), dtype=images.dtype, device=images.device
-        )
+        # Filled on the device: copying a number to a GPU would wait for it.
+        weight = images.new_full((), self.loss.adversarial * self.loss.adversarial_ramp(step))
         if self.loss.adaptive_weight:
             weight = weight * adaptive_weight(
                 self.model.last_layer,
@@ -111,7 +110,7 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
         sums = {
             "real": real_logits.detach().mean((1, 2, 3)).sum(),
             "fake": fake_logits.detach().mean((1, 2, 3)).sum(),
-            "count": torch.tensor(float(len(real_logits)), device=loss.device, dtype=loss.dtype),
+            "count": loss.detach().new_full((), float(len(real_logits))),
         }
         return loss, Statistics(sums).with_prefix("logits")
 
