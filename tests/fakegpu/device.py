@@ -9,7 +9,7 @@ it, so use it in a process of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
+
+from fakegpu.waits import Wait, wait_of
 
 NAME = "fakegpu"
 
@@ -135,8 +137,8 @@ class FakeGPU(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.rules = Rules()
-        self.copies = 0
-        """Number of copies from the CPU to the device so far, each of which a GPU may have to wait for."""
+        self.waits: list[Wait] = []
+        """The waits so far."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(function, args, kwargs or {})
@@ -155,7 +157,9 @@ class FakeGPU(TorchDispatchMode):
         check_devices(name, args, tensors)
         if self.rules.refuse_float64 and target != "cpu":
             check_float64(name, [*here, *([kwargs["dtype"]] if "dtype" in kwargs else [])])
-        self.copies += is_copy_to_device(name, args, target)
+        wait = wait_of(name, args, kwargs, FakeGPUTensor, target)
+        if wait is not None:
+            self.waits.append(wait)
         result = function(*tree_map(unwrap, args), **inner_keywords(name, kwargs))
         if target == "cpu":
             return result
@@ -191,6 +195,15 @@ def use(refuse_float64: bool = True, refuse_cpu_collectives: bool = False) -> No
     MODE.__enter__()
 
 
+def recorded(function: Callable[..., Any], waits: list[str], *args: Any, **kwargs: Any) -> Any:
+    """Call a function; its waits are added to `waits`, each with the line of quintet that asked for it."""
+    before = len(MODE.waits)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        waits += [str(wait) for wait in MODE.waits[before:]]
+
+
 def check_devices(name: str, args: Sequence[Any], tensors: Sequence[Tensor]) -> None:
     """As CUDA: all operands on one device, except for scalar tensors of the CPU, indices and copies."""
     if name in COPIES:
@@ -206,14 +219,6 @@ def check_devices(name: str, args: Sequence[Any], tensors: Sequence[Tensor]) -> 
         mixed = bool(here) and any(tensor.ndim or name in JOINS for tensor in elsewhere)
     if mixed:
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {NAME} and cpu ({name})")
-
-
-def is_copy_to_device(name: str, args: Sequence[Any], target: str | None) -> bool:
-    if name == "aten._to_copy.default":
-        return target == NAME and not isinstance(args[0], FakeGPUTensor)
-    return (
-        name == "aten.copy_.default" and isinstance(args[0], FakeGPUTensor) and not isinstance(args[1], FakeGPUTensor)
-    )
 
 
 def check_float64(name: str, operands: Sequence[Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import torch
 
 from fakegpu import device
 from fakegpu.commands import run_check
+from fakegpu.waits import Wait
 from helpers import forked
+from quintet.common.batch import Batch
+from quintet.common.rng import ItemRNG
 
 
 def gpu(*shape: int) -> torch.Tensor:
@@ -68,16 +72,51 @@ def gradients() -> None:
     assert torch.equal(moved.weight.grad.cpu(), expected)
 
 
-def copies_to_the_device() -> None:
+def blocking_copies() -> None:
     layer, x = torch.nn.Linear(2, 2).to(device.NAME), gpu(3, 2)
-    before = device.MODE.copies
-    y = layer(x).to(torch.float16).float()
-    assert device.MODE.copies == before
-    assert torch.equal((y + y.new_tensor([1.0, 1.0]) - 1).cpu(), y.cpu())
-    assert device.MODE.copies == before + 1
+    with waiting() as waits:
+        y = layer(x).to(torch.float16).float()
+        assert (y + torch.tensor(1.0)).shape == torch.full((3, 2), 1.0, device=device.NAME).shape
+    assert not waits
+    for copy in (lambda: y.new_tensor([1.0]), lambda: torch.ones(2).to(device.NAME, non_blocking=True), lambda: y[[0]]):
+        with waiting() as waits:
+            copy()
+        assert [wait.kind for wait in waits] == ["blocking copy"]
 
 
-CHECKS = (mixed_operands, operands_that_cuda_accepts, reading_without_copying, float64, gradients, copies_to_the_device)
+def batches_are_copied_without_waiting() -> None:
+    with waiting() as waits:
+        Batch({"x": torch.ones(2)}, ("a", "b"), ItemRNG(0, [0, 0], [0, 1])).to(torch.device(device.NAME), torch.float32)
+    assert not waits
+
+
+def reads() -> None:
+    x = gpu(3)
+    for read in (
+        *(x.cpu, x.tolist, x.nonzero, lambda: float(x[0]), lambda: bool(x.isfinite().all())),
+        *(lambda: x[x > 1], lambda: x.masked_select(x > 1)),
+    ):
+        with waiting() as waits:
+            read()
+        assert [wait.kind for wait in waits] == ["read"]
+    with waiting() as waits:
+        x.masked_fill(x > 1, 0).index_select(0, x.argsort())
+    assert not waits
+
+
+@contextmanager
+def waiting() -> Iterator[list[Wait]]:
+    """The waits of the body."""
+    waits: list[Wait] = []
+    before = len(device.MODE.waits)
+    yield waits
+    waits += device.MODE.waits[before:]
+
+
+CHECKS = (
+    *(mixed_operands, operands_that_cuda_accepts, reading_without_copying, float64, gradients),
+    *(blocking_copies, batches_are_copied_without_waiting, reads),
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)

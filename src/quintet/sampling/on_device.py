@@ -1,0 +1,77 @@
+"""Decoding on a GPU without waiting for it: where samples are decided, copies to the device, and deferred checks.
+
+Reading a tensor on a GPU stops the process until the GPU has done all the work it was given, and the GPU then stands
+still until the process gives it more. So decisions are made where the logits are, random numbers are copied from pinned
+memory, and the conditions that end decoding are read together, once in several steps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quintet.common.precision import has_float64
+from quintet.errors import RunError
+
+NOT_FINITE = "The model's logits are not finite, so nothing can be sampled; use an earlier checkpoint."
+
+
+def decision_device(device: torch.device) -> torch.device:
+    """Where samples from logits on `device` are decided: there, or on the CPU if it has no float64, as MPS."""
+    return device if has_float64(device) else torch.device("cpu")
+
+
+def copy_to(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor from the CPU; a GPU is not waited for."""
+    if device.type == "cpu":
+        return tensor
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def masked_indices(mask: Tensor, count: int) -> Tensor:
+    """The flat indices (count,) of a mask with `count` true values, in order.
+
+    A GPU is not waited for, because the number of indices is known.
+    """
+    flat = mask.flatten()
+    if flat.device.type == "cpu":
+        return flat.nonzero()[:, 0]
+    return flat.int().argsort(descending=True, stable=True)[:count]
+
+
+class Checks:
+    """Conditions of decoding: on a CPU an error is raised at once, on a GPU by the next `read`.
+
+    Until then decoding continues with arbitrary tokens, which the error discards.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[str, tuple[Tensor, Exception]] = {}
+
+    def require(self, valid: Tensor, error: Exception) -> None:
+        """Raise the error if `valid`, a bool tensor, is not true everywhere."""
+        if valid.device.type == "cpu":
+            if not valid.all():
+                raise error
+            return
+        key, holds = str(error), valid.all()
+        self._pending[key] = (holds & self._pending[key][0] if key in self._pending else holds, error)
+
+    def require_finite(self, logits: Tensor, ignored: Tensor | None = None) -> Tensor:
+        """Return logits (rows, codes); raise `RunError` if they are not finite, except in `ignored` (rows,) rows."""
+        finite = logits.amax(-1).isfinite()
+        self.require(finite if ignored is None else finite | ignored, RunError(NOT_FINITE))
+        return logits
+
+    def read(self, flags: Tensor | None = None) -> list[bool]:
+        """The values of bool `flags` (count,), read from the device together with the conditions."""
+        errors = [error for _, error in self._pending.values()]
+        parts = [holds[None] for holds, _ in self._pending.values()]
+        self._pending.clear()
+        if flags is not None:
+            parts.append(flags)
+        values: list[bool] = torch.cat(parts).tolist() if parts else []
+        for holds, error in zip(values, errors, strict=False):
+            if not holds:
+                raise error
+        return values[len(errors) :]
