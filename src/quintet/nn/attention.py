@@ -35,6 +35,8 @@ class LayerKVCache:
         self.max_length = max_length
         self.length = 0
         self.allocated = False
+        self.is_fixed_size = False
+        """Whether queries attend to the whole memory with a mask, rather than to its filled part."""
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values `(batch, heads, new, head_dim)`, and return those to attend to with `mask`."""
@@ -42,6 +44,7 @@ class LayerKVCache:
             batch, heads, _, head_dim = keys.shape
             self.keys, self.values = keys.new_empty(2, batch, heads, self.max_length, head_dim)
             self.allocated = True
+            self.is_fixed_size = keys.device.type != "cpu"
             if self.is_fixed_size:
                 # A mask would not hide what is not a number.
                 self.keys.zero_()
@@ -54,11 +57,6 @@ class LayerKVCache:
         if self.is_fixed_size:
             return self.keys, self.values
         return self.keys[:, :, :last], self.values[:, :, :last]
-
-    @property
-    def is_fixed_size(self) -> bool:
-        """Whether queries attend to the whole memory with a mask, rather than to its filled part."""
-        return self.keys.device.type != "cpu"
 
     def mask(self, new: int) -> Tensor | None:
         """The causal mask of the last `new` tokens, `(new, keys)`; None: they attend to all keys."""

@@ -196,9 +196,8 @@ def _logits(rows: Rows, unseen: Tensor, settings: Sampling) -> Tensor:
 
 def _restricted(logits: Tensor, legal: Tensor, checks: Checks, ignored: Tensor | None) -> Tensor:
     has_legal = legal.any(-1)
-    checks.require(
-        has_legal if ignored is None else has_legal | ignored, ValueError("`legal` allows no next code for a row")
-    )
+    valid = has_legal if ignored is None else has_legal | ignored
+    checks.require(valid, ValueError, "`legal` allows no next code for a row")
     return logits.masked_fill(~legal, -math.inf)
 
 

@@ -81,7 +81,8 @@ def choose(
     totals = sums[:, -1].to(chances.device)
     aims = (chances * totals.double()).long().minimum(totals - 1)
     chosen = torch.searchsorted(sums, aims.to(sums.device)[:, None], right=True)[:, 0]
-    return chosen.clamp(max=logits.shape[-1] - 1)
+    # On a CPU, logits that are not finite have raised an error.
+    return chosen if chosen.device.type == "cpu" else chosen.clamp(max=logits.shape[-1] - 1)
 
 
 def uniform(rng: ItemRNG, name: str, count: int) -> Tensor:

@@ -46,32 +46,31 @@ class Checks:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[str, tuple[Tensor, Exception]] = {}
+        self._pending: dict[tuple[type[Exception], str], Tensor] = {}
 
-    def require(self, valid: Tensor, error: Exception) -> None:
+    def require(self, valid: Tensor, error: type[Exception], message: str) -> None:
         """Raise the error if `valid`, a bool tensor, is not true everywhere."""
-        if valid.device.type == "cpu":
-            if not valid.all():
-                raise error
-            return
-        key, holds = str(error), valid.all()
-        self._pending[key] = (holds & self._pending[key][0] if key in self._pending else holds, error)
+        holds = valid.all()
+        if holds.device.type != "cpu":
+            before = self._pending.get((error, message))
+            self._pending[error, message] = holds if before is None else holds & before
+        elif not holds:
+            raise error(message)
 
     def require_finite(self, logits: Tensor, ignored: Tensor | None = None) -> Tensor:
         """Return logits (rows, codes); raise `RunError` if they are not finite, except in `ignored` (rows,) rows."""
         finite = logits.amax(-1).isfinite()
-        self.require(finite if ignored is None else finite | ignored, RunError(NOT_FINITE))
+        self.require(finite if ignored is None else finite | ignored, RunError, NOT_FINITE)
         return logits
 
     def read(self, flags: Tensor | None = None) -> list[bool]:
         """The values of bool `flags` (count,), read from the device together with the conditions."""
-        errors = [error for _, error in self._pending.values()]
-        parts = [holds[None] for holds, _ in self._pending.values()]
-        self._pending.clear()
-        if flags is not None:
-            parts.append(flags)
-        values: list[bool] = torch.cat(parts).tolist() if parts else []
-        for holds, error in zip(values, errors, strict=False):
+        parts = [holds[None] for holds in self._pending.values()] + ([] if flags is None else [flags])
+        if not parts:
+            return []
+        values: list[bool] = (parts[0] if len(parts) == 1 else torch.cat(parts)).tolist()
+        conditions, self._pending = self._pending, {}
+        for holds, (error, message) in zip(values, conditions, strict=False):
             if not holds:
-                raise error
-        return values[len(errors) :]
+                raise error(message)
+        return values[len(conditions) :]
