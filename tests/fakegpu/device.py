@@ -9,7 +9,7 @@ it, so use it in a process of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,6 +193,15 @@ def use(refuse_float64: bool = True, refuse_cpu_collectives: bool = False) -> No
     torch.inference_mode.__enter__ = lambda self: vars(self).setdefault("no_grad", torch.no_grad()).__enter__()
     torch.inference_mode.__exit__ = lambda self, *error: vars(self).pop("no_grad").__exit__(*error)
     MODE.__enter__()
+
+
+def recorded(function: Callable[..., Any], waits: list[str], *args: Any, **kwargs: Any) -> Any:
+    """Call a function; its waits are added to `waits`, each with the line of quintet that asked for it."""
+    before = len(MODE.waits)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        waits += [str(wait) for wait in MODE.waits[before:]]
 
 
 def check_devices(name: str, args: Sequence[Any], tensors: Sequence[Tensor]) -> None:

@@ -1,8 +1,8 @@
 """Waits: operations for which a process stops until the GPU has done all the work it was given.
 
 Two kinds. A read brings a value or a data-dependent shape (`nonzero`, indexing by a mask) to the CPU. A blocking copy
-brings a tensor from pageable memory to the device. Batches are copied from pinned memory without waiting, which only
-`common/batch.py` may assume.
+brings a tensor from pageable memory to the device. Batches, and what decoding needs, are copied from pinned memory
+without waiting, which only the modules in `PINNED` may assume.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READS = frozenset(
 )
 """Operations whose result, or its shape, depends on values on the device."""
 SOURCES = Path(quintet.__file__).parent
-PINNED = "common/batch.py:"
+PINNED = ("common/batch.py:", "sampling/on_device.py:")
 COUNTER = SOURCES / "training" / "throughput.py"
 """Passes every operation of some steps on, to count its FLOPs."""
 
@@ -53,8 +53,8 @@ def wait_of(
         return Wait("read", name, _caller())
     if _is_copy(name, args, on_device, target):
         line = _caller()
-        asynchronous = kwargs.get("non_blocking") or (name == "aten.copy_.default" and len(args) > 2 and args[2])
-        return None if asynchronous and line.startswith(PINNED) else Wait("blocking copy", name, line)
+        pinned = kwargs.get("non_blocking") or (name == "aten.copy_.default" and len(args) > 2 and args[2])
+        return None if pinned and line.startswith(PINNED) else Wait("blocking copy", name, line)
     return None
 
 

@@ -9,6 +9,8 @@ TENSOR_CORES = (7, 0)
 """Compute capability of the first CUDA devices with fast fp16 (Volta)."""
 NATIVE_BF16 = (8, 0)
 """Compute capability of the first CUDA devices with bf16 and TF32 (Ampere)."""
+FLOAT64_DEVICES = ("cpu", "cuda")
+"""Types of devices that have float64."""
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -18,7 +20,11 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 def as_float64(x: Tensor) -> Tensor:
     """Convert to float64, on the CPU if the device of the tensor may lack it, as MPS does."""
-    return x.double() if x.device.type in ("cpu", "cuda") else x.cpu().double()
+    return x.double() if has_float64(x.device) else x.cpu().double()
+
+
+def has_float64(device: torch.device) -> bool:
+    return device.type in FLOAT64_DEVICES
 
 
 def choose_precision(name: str, device_type: str) -> str:

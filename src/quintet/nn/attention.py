@@ -3,7 +3,8 @@
 Shapes are `(batch, tokens, dim)`. Masks are boolean, true at valid tokens. A softmax over no keys would be NaN, so
 `attention_mask` lets a query without any valid key attend to all keys (or, if causal, to itself).
 
-`KVCache` holds the keys and values of a causal transformer between decoding steps, in memory allocated once.
+`KVCache` holds the keys and values of a causal transformer between decoding steps, in memory allocated once. A CPU
+attends to the filled part of it. A GPU attends to all of it with a mask, so that all steps have the same shapes.
 """
 
 from __future__ import annotations
@@ -28,23 +29,42 @@ class LayerKVCache:
 
     keys: Tensor
     values: Tensor
+    positions: Tensor
 
     def __init__(self, max_length: int) -> None:
         self.max_length = max_length
         self.length = 0
         self.allocated = False
+        self.is_fixed_size = False
+        """Whether queries attend to the whole memory with a mask, rather than to its filled part."""
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values `(batch, heads, new, head_dim)`, and return those of all positions."""
+        """Append keys and values `(batch, heads, new, head_dim)`, and return those to attend to with `mask`."""
         if not self.allocated:
             batch, heads, _, head_dim = keys.shape
             self.keys, self.values = keys.new_empty(2, batch, heads, self.max_length, head_dim)
             self.allocated = True
+            self.is_fixed_size = keys.device.type != "cpu"
+            if self.is_fixed_size:
+                # A mask would not hide what is not a number.
+                self.keys.zero_()
+                self.values.zero_()
+                self.positions = torch.arange(self.max_length, device=keys.device)
         last = self.length + keys.shape[2]
         self.keys[:, :, self.length : last] = keys
         self.values[:, :, self.length : last] = values
         self.length = last
+        if self.is_fixed_size:
+            return self.keys, self.values
         return self.keys[:, :, :last], self.values[:, :, :last]
+
+    def mask(self, new: int) -> Tensor | None:
+        """The causal mask of the last `new` tokens, `(new, keys)`; None: they attend to all keys."""
+        if self.is_fixed_size:
+            return self.positions <= self.positions[self.length - new : self.length, None]
+        if new == 1:
+            return None
+        return torch.ones(new, self.length, dtype=torch.bool, device=self.keys.device).tril(self.length - new)
 
     def select(self, rows: Tensor) -> None:
         """Keep only these rows of the batch."""
@@ -235,11 +255,10 @@ class Attention(nn.Module):
         """Causal self-attention of new tokens `(batch, new, dim)`, which are appended to the cache."""
         queries, keys, values = self._queries_keys_values(x, cos_sin)
         keys, values = cache.append(_by_head(keys), _by_head(values))
-        new, before = x.shape[1], cache.length - x.shape[1]
-        mask = None
-        if new > 1 and before:
-            mask = torch.ones(new, cache.length, dtype=torch.bool, device=x.device).tril(before)
-        return self._attend(queries, keys, values, mask, causal=new > 1 and not before)
+        new = x.shape[1]
+        # Without a mask, kernels know which products to leave out.
+        causal = new > 1 and new == keys.shape[2]
+        return self._attend(queries, keys, values, None if causal else cache.mask(new), causal)
 
     def cross_kv(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a context, `(batch, heads, positions, head_dim)`, for `cross_attend`."""

@@ -297,16 +297,14 @@ class MaskGit(Pretrained, _TokenTransformer):
         previous: Tensor | None = None,
         scores: bool = False,
         precompute: bool = False,
-        positions: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """Logits (batch, tokens, codes), or with a mask `where` (batch, tokens) of those positions, (positions, codes).
-        With `positions`, flat indices of tokens over the batch, the logits of those; training knows them from the data
-        workers, and does not have to wait for a GPU to find them in a mask.
+        """Logits (batch, tokens, codes), or with `where` only those of some positions, (positions, codes).
 
-        `previous` (batch, tokens, codes) are the logits of the previous pass, for self-conditioning. With `scores`, the
-        result is the self-critic's logit that a token is not the original, (batch, tokens) or (positions,). With
-        `precompute`, `tokens` is ignored and the result is that of `precompute_conditioning`. Both go through
-        `forward`, because DDP and FSDP work in the hooks of `__call__`.
+        `where` is a bool mask (batch, tokens), or the flat indices (positions,) of its true values, with which a GPU is
+        not waited for. `previous` (batch, tokens, codes) are the logits of the previous pass, for self-conditioning.
+        With `scores`, the result is the self-critic's logit that a token is not the original, (batch, tokens) or
+        (positions,). With `precompute`, `tokens` is ignored and the result is that of `precompute_conditioning`. Both
+        go through `forward`, because DDP and FSDP work in the hooks of `__call__`.
         """
         if precompute:
             return self._precompute_conditioning(conditioning)
@@ -319,12 +317,10 @@ class MaskGit(Pretrained, _TokenTransformer):
         head = self.to_score if scores else self.to_logits
         if head is None:
             raise UsageError("this model has no self-critic (model.self_critic=false)")
-        if positions is not None:
-            out: Tensor = head(self.hidden(tokens, conditioning, extra, positions))
-        elif where is None:
-            out = head(self.hidden(tokens, conditioning, extra))
+        if where is None:
+            out: Tensor = head(self.hidden(tokens, conditioning, extra))
         else:
-            indices = where.flatten().nonzero()[:, 0]
+            indices = where.flatten().nonzero()[:, 0] if where.dtype == torch.bool else where
             # On a CPU in bf16, every new shape of a product compiles and caches a kernel, so the number is padded.
             padded = F.pad(indices, (0, -len(indices) % POSITIONS_MULTIPLE))
             out = head(self.hidden(tokens, conditioning, extra, padded))[: len(indices)]

@@ -1,7 +1,7 @@
 """Sampling one code from logits: top-k and top-p filters, temperature, and uniform random numbers per item.
 
-Comparisons that decide a sample are made in float64 on the CPU or in integers, so they do not depend on the device:
-some devices have no float64, and sums of integers are the same in any order.
+Comparisons that decide a sample are made in float64 or in integers, whose sums are the same in any order, so they do
+not depend on the device. A GPU is not waited for, unless it has no float64.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
-from quintet.errors import RunError, UsageError
+from quintet.errors import UsageError
+from quintet.sampling.on_device import decision_device
 
 _GREEDY_BELOW = 1e-9  # below this temperature sampling is greedy, and division would overflow
 _MAX_WEIGHT = 2.0**40  # of the most likely code; sums over four million codes fit in int64
@@ -36,13 +37,6 @@ def check_not_negative(**values: float) -> None:
             raise UsageError(f"sample.{key} is {value}; it must be finite and at least 0.")
 
 
-def check_logits(logits: Tensor) -> Tensor:
-    """Return the logits; raise `RunError` if they are not finite."""
-    if not logits.amax(-1).isfinite().all():
-        raise RunError("The model's logits are not finite, so nothing can be sampled; use an earlier checkpoint.")
-    return logits
-
-
 def filter_top_k(logits: Tensor, k: int | float) -> Tensor:
     """Set all but the `k` largest logits to -inf (float `k`: that fraction of the codes); ties are kept."""
     codes = logits.shape[-1]
@@ -60,7 +54,7 @@ def filter_top_p(logits: Tensor, p: float) -> Tensor:
     ordered = _descending(logits)
     sums = _weights(ordered).cumsum(-1)
     totals = sums[..., -1:]
-    limit = (totals.cpu().double() * p).ceil().long().to(logits.device).minimum(totals)
+    limit = (totals.to(decision_device(totals.device)).double() * p).ceil().long().to(logits.device).minimum(totals)
     needed = (sums < limit).sum(-1, keepdim=True)  # index of the first code whose cumulative sum reaches the limit
     least = ordered.gather(-1, needed)
     return logits.masked_fill(logits < least, -math.inf)
@@ -73,7 +67,10 @@ def choose(
     top_k: int | float | None = None,
     top_p: float | None = None,
 ) -> Tensor:
-    """Sample one code per row of `logits` (rows, codes) by inverse CDF; `chances` (rows,) are uniform in (0, 1)."""
+    """Sample one code per row of `logits` (rows, codes) by inverse CDF; `chances` (rows,) are uniform in (0, 1).
+
+    `chances` are float64 on the `decision_device` of the logits. Logits that are not finite give arbitrary codes.
+    """
     if temperature < _GREEDY_BELOW:
         return logits.argmax(-1)
     if top_k is not None:
@@ -81,9 +78,11 @@ def choose(
     if top_p is not None:
         logits = filter_top_p(logits, top_p)
     sums = _weights(logits, temperature).cumsum(-1)
-    totals = sums[:, -1].cpu()
+    totals = sums[:, -1].to(chances.device)
     aims = (chances * totals.double()).long().minimum(totals - 1)
-    return torch.searchsorted(sums, aims.to(sums.device)[:, None], right=True)[:, 0]
+    chosen = torch.searchsorted(sums, aims.to(sums.device)[:, None], right=True)[:, 0]
+    # On a CPU, logits that are not finite have raised an error.
+    return chosen if chosen.device.type == "cpu" else chosen.clamp(max=logits.shape[-1] - 1)
 
 
 def uniform(rng: ItemRNG, name: str, count: int) -> Tensor:

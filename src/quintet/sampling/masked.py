@@ -5,12 +5,16 @@ independent of models and media. A model is a callable
 
     logits(tokens, conditioning, where, previous) -> (logits of the positions in `where`, carry)
 
-with `tokens` (batch, positions), `conditioning` named tensors with the batch first, `where` (batch, positions) a bool
-mask of the requested positions, and `carry` an optional tensor with the batch first that the model gets as `previous`
-in the next step (self-conditioning). `previous` is None in the first step. Padding is part of the conditioning.
+with `tokens` (batch, positions), `conditioning` named tensors with the batch first, `where` (requested,) the ascending
+flat indices of the requested positions over the batch, and `carry` an optional tensor with the batch first that the
+model gets as `previous` in the next step (self-conditioning). `previous` is None in the first step. Padding is part of
+the conditioning.
 
 Every random number belongs to one item, one step and one position. So a result does not depend on the batch size, the
 order of rows or the length of the padding. `filters.py` samples a code from logits; `guidance.py` has guidance.
+
+A decoding step does not wait for a GPU: how many tokens are masked after each step is known at the start, so no shape
+depends on the logits.
 """
 
 from __future__ import annotations
@@ -26,8 +30,9 @@ from quintet.common.precision import at_least_fp32
 from quintet.common.rng import ItemRNG
 from quintet.config.masked import MaskedSampleConfig
 from quintet.errors import UsageError
-from quintet.sampling.filters import check_filters, check_logits, check_not_negative, choose, uniform
+from quintet.sampling.filters import check_filters, check_not_negative, choose, uniform
 from quintet.sampling.guidance import Conditioning, check_guidance, concat_conditioning, guide_halves, repeat_batch
+from quintet.sampling.on_device import Checks, copy_to, decision_device, masked_indices
 
 Schedule = Callable[[Tensor], Tensor]
 """A fraction as a function of progress in [0, 1]: float64 on the CPU in and out, elementwise."""
@@ -284,59 +289,68 @@ def decode(
     counts = masked_counts(left, settings.steps, settings.schedule)
     both = None if settings.guidance_scale == 1 or uncond is None else concat_conditioning(cond, uncond)
     tokens, masked = tokens.masked_fill(generate, mask_id), generate
+    device, checks = decision_device(tokens.device), Checks()
+    generated = masked_indices(generate, int(left.sum()))
     previous: Tensor | None = None
     reconsiders = settings.remask_kept and critic is None
     for step in range(settings.steps):
         if not left.any():
             break
+        hidden = masked_indices(masked, int(left.sum()))
         left, progress = counts[step], (step + 1) / settings.steps
         scale = settings.guidance_at(progress)
-        asked = generate if reconsiders else masked
+        asked = generated if reconsiders else hidden
         projected = settings.guidance_projection
         at_asked, previous = _predict(logits, tokens, asked, cond, both, previous, scale, projected)
-        at_asked = _checked(at_asked, mask_id)
-        predicted = at_asked[masked[asked]] if reconsiders else at_asked
-        chances = uniform(rng, f"{name}-token-{step}", tokens.shape[1])[masked.cpu()]
+        at_asked = checks.require_finite(_without_mask(at_asked, mask_id))
+        predicted = at_asked
+        if reconsiders:
+            predicted = at_asked[masked_indices(masked.flatten()[generated], len(hidden))]
+        chances = copy_to(uniform(rng, f"{name}-token-{step}", tokens.shape[1]), device)
+        chances = chances.flatten()[hidden.to(device)]
         sampled = choose(predicted, chances, settings.temperature_at(progress), settings.top_k, settings.top_p)
         if settings.greedy_last_step:
             # Rows end at different steps: a short row may have fewer tokens than there are steps.
-            ends = (left == 0).to(tokens.device)[:, None].expand_as(masked)[masked]
+            ends = copy_to(left == 0, tokens.device)[hidden // tokens.shape[1]]
             sampled = torch.where(ends, predicted.argmax(-1), sampled)
-        tokens = tokens.masked_scatter(masked, sampled.to(tokens.dtype))
+        tokens = _with_values(tokens, hidden, sampled.to(tokens.dtype))
 
         if left.any():
             noise = _gumbel(uniform(rng, f"{name}-choice-{step}", tokens.shape[1]))
-            noise *= settings.choice_temperature * (1 - progress)
+            noise = copy_to(noise.mul_(settings.choice_temperature * (1 - progress)), device)
             if critic is None:
-                log_probability = _log_probability(at_asked, tokens[asked])
-                confidence, among = torch.zeros_like(noise).masked_scatter(asked.cpu(), log_probability), asked
+                log_probability = _log_probability(at_asked, tokens.flatten()[asked]).to(device).double()
+                confidence = _with_values(torch.zeros_like(noise), asked.to(device), log_probability)
+                among = generate if reconsiders else masked
             else:
-                confidence = -critic(tokens, cond).cpu().double()
+                confidence = -critic(tokens, cond).to(device).double()
                 noise, among = -noise, generate  # noise is added to the score, which is minus the confidence
-            masked = _lowest(confidence + noise, among.cpu(), left).to(tokens.device)
+            masked = _lowest(confidence + noise, among.to(device), copy_to(left, device)).to(tokens.device)
         else:
             masked = torch.zeros_like(masked)
         tokens = tokens.masked_fill(masked, mask_id)
         if on_step is not None:
             on_step(step, tokens, masked)
+    checks.read()
     return tokens
 
 
 def _predict(
     logits: Logits,
     tokens: Tensor,
-    masked: Tensor,
+    where: Tensor,
     cond: Conditioning,
     both: Conditioning | None,
     previous: Tensor | None,
     scale: float,
     projected: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Guided logits of the masked tokens, (masked tokens, codes), and the carry of the model."""
+    """Guided logits of the positions `where`, (positions, codes), and the carry of the model."""
     if scale == 1 or both is None:
-        predicted, carry = logits(tokens, cond, masked, _with_rows(previous, len(tokens)))
+        predicted, carry = logits(tokens, cond, where, _with_rows(previous, len(tokens)))
         return at_least_fp32(predicted), carry
-    predicted, carry = logits(repeat_batch(tokens), both, repeat_batch(masked), _with_rows(previous, 2 * len(tokens)))
+    in_both = torch.cat([where, where + tokens.numel()])
+    predicted, carry = logits(repeat_batch(tokens), both, in_both, _with_rows(previous, 2 * len(tokens)))
     return guide_halves(at_least_fp32(predicted), scale, projected), carry
 
 
@@ -348,16 +362,21 @@ def _with_rows(previous: Tensor | None, rows: int) -> Tensor | None:
     return previous[:rows] if len(previous) > rows else torch.cat([previous, previous])
 
 
-def _checked(predicted: Tensor, mask_id: int) -> Tensor:
-    """The logits without the mask token; raises `RunError` if they are not finite."""
+def _without_mask(predicted: Tensor, mask_id: int) -> Tensor:
+    """The logits without the mask token."""
     if 0 <= mask_id < predicted.shape[-1]:
         predicted[:, mask_id] = -math.inf
-    return check_logits(predicted)
+    return predicted
 
 
 def _log_probability(predicted: Tensor, sampled: Tensor) -> Tensor:
     chosen = predicted.gather(-1, sampled[:, None])[:, 0]
-    return (chosen - predicted.logsumexp(-1)).cpu().double()
+    return chosen - predicted.logsumexp(-1)
+
+
+def _with_values(tensor: Tensor, where: Tensor, values: Tensor) -> Tensor:
+    """A copy of the tensor with these values (positions,) at the flat indices `where` (positions,)."""
+    return tensor.flatten().index_copy(0, where, values).view(tensor.shape)
 
 
 def _lowest(values: Tensor, among: Tensor, counts: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def _logits(
         return maskgit(tokens, conditioning, where=where), None
     # Self-conditioning needs the logits of all positions.
     logits: Tensor = maskgit(tokens, conditioning, previous=previous)
-    return logits[where], logits
+    return logits.flatten(0, 1).index_select(0, where), logits
 
 
 def _critic(maskgit: MaskGit, critic: TokenCritic | None, cond: Conditioning) -> Critic | None:

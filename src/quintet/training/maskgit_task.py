@@ -151,7 +151,7 @@ class MaskGitTask(Task[ConfigT]):
         tokens, targets = batch["tokens"], batch["targets"]
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
             previous = self._own_prediction(batch, tokens, conditioning)
-            logits = modules["maskgit"](tokens, conditioning, positions=batch["positions"], previous=previous)
+            logits = modules["maskgit"](tokens, conditioning, where=batch["positions"], previous=previous)
         names = ("hidden", "positions", "targets", "critic_noise")
         known = {name: batch[name] for name in names if name in batch}
         logits = logits[: len(targets)]

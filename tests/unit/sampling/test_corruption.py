@@ -91,7 +91,7 @@ def fickle_logits(tokens: Tensor, cond: Conditioning, where: Tensor, previous: T
     logits[start, 0, 0] = 20.0
     logits[~start, 0, 1] = 30.0
     logits[~start, 1:, 0] = 10.0
-    return logits[where], None
+    return logits.flatten(0, 1)[where], None
 
 
 @pytest.mark.parametrize(("remask", "first"), [(False, 0), (True, 1)])

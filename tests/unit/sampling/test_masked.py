@@ -225,9 +225,9 @@ def run(model: Model, count: int = 4, positions: int = 12, **changes: object) ->
         tokens: Tensor, conditioning: Conditioning, where: Tensor, previous: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         # Only masked positions are requested.
-        assert (tokens[where] == arguments["mask_id"]).all()
+        assert (tokens.flatten()[where] == arguments["mask_id"]).all()
         scores, carry = model(tokens, conditioning, previous)
-        return scores[where], carry
+        return scores.flatten(0, 1)[where], carry
 
     return decode(logits, **arguments)  # type: ignore[arg-type]
 

@@ -65,7 +65,7 @@ def plain_decode(
         tokens: Tensor, conditioning: Conditioning, where: Tensor, previous: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         scores = model(tokens, conditioning, previous=previous)
-        return scores[where], scores
+        return scores.flatten(0, 1)[where], scores
 
     tokens = torch.full((3, model.length), model.mask_id)
     return masked.decode(

@@ -111,7 +111,7 @@ class _Level:
     ) -> tuple[Tensor, Tensor | None]:
         vectors = self.model.net(self.insert(conditioning["codes"], tokens), conditioning, previous)
         carry = vectors if self.model.config.self_conditioning else None
-        return self.model.logits_of(vectors[where], self.number), carry
+        return self.model.logits_of(vectors.flatten(0, 1).index_select(0, where), self.number), carry
 
     def critic(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:
         levels = torch.full((len(tokens),), self.number, device=tokens.device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -178,12 +178,12 @@ class SimulatedTraining:
         simulation, task = self.simulation, self.task
         before = simulation.flops.copy(), simulation.bytes_moved, simulation.kernels
         trained = [each for parameters, _ in self._optimizers for each in parameters.values()]
-        collated = task.collate([self.item] * samples)  # as a data worker does, not on the device
+        loaded = self._loaded(samples)
         with simulation, _quiet(), torch.autograd.set_multithreading_enabled(False):
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
             with simulation.peak_since_now() as peak:
-                batches = [self._batch(collated, samples) for _ in range(micro_batches)]
+                batches = [self._on_device(loaded) for _ in range(micro_batches)]
                 report = task.backward(batches, task.modules, self.engine, step)  # type: ignore[arg-type]
                 above = peak()
             del batches, report
@@ -198,11 +198,16 @@ class SimulatedTraining:
             kernels=simulation.kernels - before[2],
         )
 
-    def _batch(self, collated: Mapping[str, Any], samples: int) -> Batch:
-        fields = {name: self._field(value) for name, value in collated.items()}
+    def _loaded(self, samples: int) -> Batch:
+        """A batch on the CPU, as from a data worker."""
         # The same random numbers again and again: otherwise the fraction of masked tokens would depend on the number.
         rng = ItemRNG(0, [0] * samples, [number % NUM_ITEMS for number in range(samples)])
-        return Batch(fields, tuple(map(str, range(samples))), rng, self.engine.dtype)
+        collated = self.task.collate([self.item] * samples)
+        return Batch(collated, tuple(map(str, range(samples))), rng).prepared(self.task.prepare)
+
+    def _on_device(self, loaded: Batch) -> Batch:
+        fields = {name: self._field(value) for name, value in loaded.fields.items()}
+        return replace(loaded, fields=fields, precision=self.engine.dtype)
 
     def _field(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
