@@ -51,7 +51,7 @@ def test_the_plan_of_this_machine_has_its_memory() -> None:
 
 def test_a_device_without_bf16_is_noted() -> None:
     words = ("plan", "vqgan", "--preset", "debug", "--device", "t4")
-    assert "use engine.precision=fp32" in succeed(*words, "engine.precision=bf16").output
+    assert "use engine.precision=auto" in succeed(*words, "engine.precision=bf16").output
     assert "note:" not in succeed(*words).output
 
 

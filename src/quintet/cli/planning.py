@@ -78,7 +78,7 @@ def report(plan: Plan, preset: str | None, price_per_hour: float | None) -> list
     width = max(len(left) for left, _ in rows) + 2
     lines += [f"{left:<{width}}{right}".rstrip() for left, right in rows]
     if plan.precision == "bf16" and not device.has_bf16:
-        lines.append(f"note: {device.name} has no bf16 instructions and emulates them: use engine.precision=fp32")
+        lines.append(f"note: {device.name} has no bf16 instructions and emulates them: use engine.precision=auto")
     return lines
 
 

@@ -34,6 +34,12 @@ class DeviceSpec:
     link: float
     """Bytes per second to another device of the same machine."""
     has_bf16: bool = True
+    fp16_only: float = 0
+    """FLOP/s of matrix products in fp16 of a device without bf16; others have the rate of bf16."""
+
+    @property
+    def fp16(self) -> float:
+        return self.fp16_only or self.bf16
 
     @property
     def usable(self) -> int:
@@ -48,7 +54,17 @@ DEVICES: Mapping[str, DeviceSpec] = {
         DeviceSpec("a100", "cuda", 40_960 * MIB, bf16=312e12, fp32=19.5e12, bandwidth=1.555e12, link=300e9),
         DeviceSpec("a100-80gb", "cuda", 81_920 * MIB, bf16=312e12, fp32=19.5e12, bandwidth=2.039e12, link=300e9),
         DeviceSpec("4090", "cuda", 24_564 * MIB, bf16=165e12, fp32=82.6e12, bandwidth=1.008e12, link=25e9),
-        DeviceSpec("t4", "cuda", 15_360 * MIB, bf16=8.1e12, fp32=8.1e12, bandwidth=320e9, link=12e9, has_bf16=False),
+        DeviceSpec(
+            "t4",
+            "cuda",
+            15_360 * MIB,
+            bf16=8.1e12,
+            fp32=8.1e12,
+            bandwidth=320e9,
+            link=12e9,
+            has_bf16=False,
+            fp16_only=65e12,
+        ),
         DeviceSpec("cpu", "cpu", 0, bf16=0, fp32=0, bandwidth=0, link=10e9),
     )
 }

@@ -184,7 +184,7 @@ class Plan:
     def seconds_per_step(self) -> tuple[float, float]:
         """Time of a step in the best and in the worst case."""
         batch, micro_batches = self.config.train.batch_size / self.devices, self.grad_accum_steps or 1
-        rates = {torch.bfloat16: self.device.bf16}
+        rates = {torch.bfloat16: self.device.bf16, torch.float16: self.device.fp16}
         compute = sum(number * batch / rates.get(dtype, self.device.fp32) for dtype, number in self.costs.flops.items())
         moved = self.costs.bytes_moved
         traffic = moved.constant * micro_batches + moved.per_sample * batch + self.costs.optimizer_bytes_moved
@@ -214,7 +214,7 @@ def make_plan(config: RunConfig, task: Task[Any], device: DeviceSpec, devices: i
     prepare.check_processes(task, devices)
     if not task.phases:
         raise UsageError(f"recipe '{config.recipe}' has no weights to train with these keys; use the model as it is")
-    precision = planned_precision(config, device)
+    precision = planned_precision(task, device)
     try:
         costs = measure_costs(task, device.kind, precision)
     except NotImplementedError as problem:
@@ -225,11 +225,14 @@ def make_plan(config: RunConfig, task: Task[Any], device: DeviceSpec, devices: i
     return plan
 
 
-def planned_precision(config: RunConfig, device: DeviceSpec) -> str:
+def planned_precision(task: Task[Any], device: DeviceSpec) -> str:
     """`engine.precision` on the planned device."""
-    if config.engine.precision != "auto" or device.kind == "cpu":
-        return choose_precision(config.engine.precision, device.kind)
-    return "bf16" if device.has_bf16 else "fp32"
+    name = task.config.engine.precision
+    if name != "auto" or device.kind == "cpu":
+        return choose_precision(name, device.kind)
+    if device.has_bf16:
+        return "bf16"
+    return "fp32" if task.traits.takes_gradients else "fp16"
 
 
 def here(device: DeviceSpec, precision: str) -> DeviceSpec:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.common.batch import Batch
+from quintet.common.precision import autocast_dtype
 from quintet.common.rng import ItemRNG
 from quintet.training import optim
 from quintet.training.engine import recompute_activations
@@ -81,16 +82,19 @@ class PlannedEngine:
     def micro_batch(self, modules: Any, step: int, number: int, synchronise: bool) -> Iterator[None]:
         yield
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss
+
     @contextmanager
     def autocast(self) -> Iterator[None]:
         """As `torch.autocast`, which refuses a device that this machine does not have."""
-        if self.precision != "bf16":
+        dtype, kind = autocast_dtype(self.precision), self.device.type
+        if dtype is None:
             yield
             return
-        kind = self.device.type
         before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         torch.set_autocast_enabled(kind, True)
-        torch.set_autocast_dtype(kind, torch.bfloat16)
+        torch.set_autocast_dtype(kind, dtype)
         torch.autocast_increment_nesting()
         try:
             yield
