@@ -34,12 +34,12 @@ class DeviceSpec:
     link: float
     """Bytes per second to another device of the same machine."""
     has_bf16: bool = True
-    fp16_only: float = 0
+    native_fp16: float = 0
     """FLOP/s of matrix products in fp16 of a device without bf16; others have the rate of bf16."""
 
     @property
     def fp16(self) -> float:
-        return self.fp16_only or self.bf16
+        return self.native_fp16 or self.bf16
 
     @property
     def usable(self) -> int:
@@ -63,7 +63,7 @@ DEVICES: Mapping[str, DeviceSpec] = {
             bandwidth=320e9,
             link=12e9,
             has_bf16=False,
-            fp16_only=65e12,
+            native_fp16=65e12,
         ),
         DeviceSpec("cpu", "cpu", 0, bf16=0, fp32=0, bandwidth=0, link=10e9),
     )
