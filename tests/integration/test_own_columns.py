@@ -46,7 +46,7 @@ def test_own_data_with_the_columns_of_a_synthetic_set(recipe: str, tmp_path: Pat
     golden = GOLDEN / f"{recipe}-format-1"
     folder = with_columns(copied(golden / "data", tmp_path / "data"), lambda *_: dict.fromkeys(NAMES, "mine"))
     (folder / "dataset.json").unlink()
-    outcome = succeed("eval", golden / "hub", "--data", folder, "eval.num_generated=4")
+    outcome = succeed("eval", golden / "hub", "--data", folder, "--out", tmp_path / "eval.json", "eval.num_generated=4")
     assert "match_" not in outcome.output
 
 
@@ -61,7 +61,8 @@ def test_a_synthetic_set_with_changed_columns(recipe: str, tmp_path: Path) -> No
             own = {} if column != "class" else {"proportions": {"height": "odd", "depth": []}}
             return {column: value, **own, "split": ("train", "validation", "withheld")[number % 3]}
 
-        succeed("eval", golden / "hub", "--data", with_columns(folder, change), "eval.num_generated=4")
+        words = ("--data", with_columns(folder, change), "--out", tmp_path / "eval.json")
+        succeed("eval", golden / "hub", *words, "eval.num_generated=4")
 
 
 @pytest.mark.parametrize("recipe", [*RECIPES, "mulan"])
