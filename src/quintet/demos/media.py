@@ -47,7 +47,7 @@ MUSE = Stage(
     name="muse",
     recipe="muse",
     quick=Schedule(steps=1350, every=675),
-    full=Schedule(steps=5300, every=1325),
+    full=Schedule(steps=4900, every=1225),
     fraction=0.7,
     steps_per_second=6.0,
     frozen=(("tokenizer", "tokenizer"),),
