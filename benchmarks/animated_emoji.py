@@ -1,4 +1,4 @@
-"""The video tokenizer on real clips, compared with a baseline: `benchmarks/animated_emoji.py FOLDER [--out RUN]`.
+"""The video tokenizer on real clips, compared with a baseline: `benchmarks/animated_emoji.py FOLDER [--budget 10m]`.
 
 64 pixels, 17 consecutive frames, no name in both splits. The baseline is the mean of the frames of each clip, the best
 result of a tokenizer that ignores motion. Both are measured on all unseen clips and on the third of them that moves
@@ -27,12 +27,12 @@ KEYS = (
     "data.validation_fraction=0.15",
     "model.image_size=64",
     "model.num_quantizers=2",
-    "train.steps=1000",
     "train.batch_size=2",
-    "eval.every=250",
     "eval.batches=null",
     "sample.num=4",
 )
+LENGTH = ("train.steps=1000", "eval.every=250")
+"""Keys of a run without --budget."""
 SHOWN = 9
 """Number of frames of a clip in the image."""
 
@@ -41,10 +41,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--out", type=Path, default=Path("runs/animated-emoji"))
+    parser.add_argument("--budget", help="duration of the training, as of `quintet train`; without it 1,000 steps")
     parser.add_argument("--strip", type=Path)
     parser.add_argument("keys", nargs="*", default=[])
     arguments = parser.parse_intermixed_args()
     words = ["train", "cvivit", arguments.folder, "--out", str(arguments.out), "--preset", "small"]
+    words += ["--budget", arguments.budget] if arguments.budget else LENGTH
     words += [*KEYS, *arguments.keys]
     print("$ quintet", *words)
     cli.call(words)
