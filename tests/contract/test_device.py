@@ -21,7 +21,7 @@ from PIL import Image
 
 from contract.cases import GOLDEN, Case
 from fakegpu.commands import run_all
-from helpers import TINY, forked, free_port, log_text, metrics, step_folder, steps_saved, succeed, tensor_hashes
+from helpers import TINY, Process, forked, free_port, log_text, metrics, step_folder, steps_saved, succeed, tensor_hashes
 from quintet import registry
 from quintet.common.weights.checkpoint import read_json
 from quintet.pipelines.base import Embedder, Generator, Tokenizer
@@ -144,33 +144,42 @@ def test_fp16_is_refused_where_a_loss_takes_gradients(pictures: Path, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+def test_two_gpus_train_what_one_cpu_does(recipe: str, case: Case, data: Path, tmp_path: Path) -> None:
+    """The collectives of a training step, of validation and of saving are given tensors of the device only."""
+    words = ("train", recipe, data, *case.tiny, *case.brief, *KEYS, "--out")
+    run_two_gpus([[str(word) for word in (*words, tmp_path / "two")]], tmp_path)
+    succeed(*words, tmp_path / "one")
+    assert steps_saved(tmp_path / "two") == steps_saved(tmp_path / "one")
+    for ours, theirs in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
+        assert_close(ours, theirs, f"step {theirs['step']}")
+
+
 def test_two_gpus_evaluate_what_one_cpu_does(tmp_path: Path) -> None:
-    """One group of two processes, whose backend refuses CPU tensors, as NCCL does."""
+    processes = run_two_gpus(evaluations(tmp_path / "two"), tmp_path)
+    for words in evaluations(tmp_path / "cpu"):
+        succeed(*words)
+    for recipe in WITH_ROWS:
+        ours, theirs = (json.loads((tmp_path / by / f"{recipe}.json").read_text()) for by in ("two", "cpu"))
+        assert_close(ours, theirs, recipe)
+    # The first process alone writes the metrics, and prints them.
+    assert "written to" in processes[0].seen
+    assert "written to" not in processes[1].seen
+
+
+def run_two_gpus(commands: list[list[str]], folder: Path) -> list[Process]:
+    """Run commands in one group of two processes, whose backend refuses CPU tensors, as NCCL does."""
     address = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    run = partial(run_all, commands, refuse_float64=False, nccl=True)
     with ExitStack() as stack:
         processes = [
             stack.enter_context(
-                forked(
-                    [],
-                    tmp_path / f"said-{rank}",
-                    partial(run_all, evaluations(tmp_path / f"rank-{rank}"), refuse_float64=False, nccl=True),
-                    **{"RANK": rank, "LOCAL_RANK": rank, **address},
-                )
+                forked([], folder / f"said-{rank}", run, **{"RANK": rank, "LOCAL_RANK": rank, **address})
             )
             for rank in range(2)
         ]
         for process in processes:
             assert process.end() == 0, process.seen
-
-    for words in evaluations(tmp_path / "cpu"):
-        succeed(*words)
-    for recipe in WITH_ROWS:
-        ours, theirs = (json.loads((tmp_path / by / f"{recipe}.json").read_text()) for by in ("rank-0", "cpu"))
-        assert_close(ours, theirs, recipe)
-    # The first process alone writes the metrics, and prints them.
-    assert not (tmp_path / "rank-1").exists()
-    assert "written to" in processes[0].seen
-    assert "written to" not in processes[1].seen
+    return processes
 
 
 def evaluations(out: Path) -> list[list[str]]:
