@@ -21,7 +21,18 @@ from PIL import Image
 
 from contract.cases import GOLDEN, Case
 from fakegpu.commands import run_all
-from helpers import TINY, Process, forked, free_port, log_text, metrics, step_folder, steps_saved, succeed, tensor_hashes
+from helpers import (
+    TINY,
+    Process,
+    forked,
+    free_port,
+    log_text,
+    metrics,
+    step_folder,
+    steps_saved,
+    succeed,
+    tensor_hashes,
+)
 from quintet import registry
 from quintet.common.weights.checkpoint import read_json
 from quintet.pipelines.base import Embedder, Generator, Tokenizer
