@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from quintet.config import OptimConfig, OptimizerConfig, PhaseOptimConfig
 from quintet.errors import CheckpointError
 from quintet.training.guard import largest_moment
+from quintet.training.muon import orthogonal
 from quintet.training.optim import (
     Lion,
     clip_gradients,
@@ -24,7 +25,6 @@ from quintet.training.optim import (
     make_optimizer,
     named_parameters,
     optimizer_tensors,
-    orthogonal,
     set_learning_rate,
 )
 from quintet.training.schedule import learning_rate
