@@ -292,7 +292,7 @@ CASES: Mapping[str, Case] = {
             "plain": (),
             "critic": ("loss.critic=true", "train.grad_accum_steps=2", "optim.name=muon"),
             "self-critic": ("model.self_critic=true", "model.self_conditioning=true", "train.grad_accum_steps=2"),
-            "sharded": ("model.self_critic=true", "model.self_conditioning=true", *SHARDED),
+            "sharded": ("model.self_critic=true", "model.self_conditioning=true", "optim.name=muon", *SHARDED),
             "primed": ("loss.continuation_prob=0.9", "data.frames=17", "data.variants=2", "model.text=none"),
         },
         brief=("train.steps=4",),

@@ -120,6 +120,15 @@ def gather_uneven_rows(tensor: Tensor) -> Tensor:
     return torch.cat([part[:length] for part, length in zip(parts, counts, strict=True)]).to(device)
 
 
+def exchange(parts: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
+    """Send one flat tensor to each rank; returns those that the ranks sent to this one, whose lengths are known.
+
+    Not differentiable."""
+    received = parts[0].new_empty(sum(lengths))
+    dist.all_to_all_single(received, torch.cat(list(parts)), list(lengths), [len(part) for part in parts])
+    return list(torch.split(received, list(lengths)))
+
+
 def gather_texts(text: str, device: torch.device) -> list[str]:
     """The text of every rank, in rank order. Sent as a byte tensor, because `all_gather_object` would pickle it."""
     data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from quintet.common import collectives
+from quintet.training.distributed.sharding import is_sharded, local_tensor
 
 
 class Muon(torch.optim.AdamW):
@@ -40,7 +41,10 @@ class Muon(torch.optim.AdamW):
         for group, parameter in matrices:
             by_shape[parameter.shape].append((group, parameter))
         momenta = [self._next_momenta(members) for members in by_shape.values()]
-        updates = orthogonal_over_ranks(momenta, self.product_dtype)
+        if matrices and is_sharded(matrices[0][1]):
+            updates = orthogonal_of_shards(momenta, [shape[0] for shape in by_shape], self.product_dtype)
+        else:
+            updates = orthogonal_over_ranks(momenta, self.product_dtype)
         for members, update in zip(by_shape.values(), updates, strict=True):
             _apply(members, update)
         # AdamW skips parameters without a gradient.
@@ -53,18 +57,21 @@ class Muon(torch.optim.AdamW):
     def _next_momenta(self, matrices: list[tuple[dict[str, Any], nn.Parameter]]) -> Tensor:
         """Update the momenta of matrices of equal shape; returns the Nesterov momenta (matrices, rows, columns).
 
-        A convolution kernel is a matrix of output channels by input channels and positions."""
-        gradients = torch.stack([parameter.grad for _, parameter in matrices])  # type: ignore[misc]
-        moments = [momentum_of(self, parameter) for _, parameter in matrices]
+        A convolution kernel is a matrix of output channels by input channels and positions. With FSDP, the rows are
+        those of this rank."""
+        gradients = torch.stack([local_tensor(parameter.grad) for _, parameter in matrices])  # type: ignore[arg-type]
+        moments = [local_tensor(momentum_of(self, parameter)) for _, parameter in matrices]
         torch._foreach_lerp_(moments, list(gradients), 1 - self.MOMENTUM)
         return gradients.lerp(torch.stack(moments), self.MOMENTUM).flatten(2)
 
 
 def _apply(matrices: list[tuple[dict[str, Any], nn.Parameter]], updates: Tensor) -> None:
-    scale = max(1.0, updates.shape[1] / updates.shape[2]) ** 0.5
+    rows = len(matrices[0][1])  # of the full matrix
+    scale = max(1.0, rows / updates.shape[2]) ** 0.5
     for (group, parameter), update in zip(matrices, updates, strict=True):
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(update.view_as(parameter), alpha=-group["lr"] * scale)
+        local = local_tensor(parameter)
+        local.mul_(1 - group["lr"] * group["weight_decay"])
+        local.add_(update.view_as(local), alpha=-group["lr"] * scale)
 
 
 def momentum_of(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
@@ -111,23 +118,73 @@ def orthogonal_over_ranks(stacks: Sequence[Tensor], dtype: torch.dtype | None = 
     if not stacks or not collectives.is_distributed():
         return [orthogonal(stack, dtype) for stack in stacks]
     world_size, rank = collectives.world_size(), collectives.rank()
-
-    def part(number: int, owner: int) -> slice:
-        """The matrices of stack `number` that rank `owner` computes; the first rank differs from stack to stack."""
-        return slice((owner + number) % world_size, None, world_size)
-
-    own = [orthogonal(stack[part(number, rank)], dtype).flatten() for number, stack in enumerate(stacks)]
+    own = [orthogonal(stack[_owned(number, rank)], dtype).flatten() for number, stack in enumerate(stacks)]
     flat = torch.cat(own)
     lengths = [
-        sum(stack[part(number, owner)].numel() for number, stack in enumerate(stacks)) for owner in range(world_size)
+        sum(stack[_owned(number, owner)].numel() for number, stack in enumerate(stacks)) for owner in range(world_size)
     ]
     rows = collectives.gather_rows(F.pad(flat, (0, max(lengths) - len(flat)))[None])
     results = [torch.empty_like(stack) for stack in stacks]
     for owner, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        parts = [result[part(number, owner)] for number, result in enumerate(results)]
-        for target, found in zip(parts, row[:length].split([each.numel() for each in parts]), strict=True):
-            target.copy_(found.view_as(target))
+        _fill([result[_owned(number, owner)] for number, result in enumerate(results)], row[:length])
     return results
+
+
+def orthogonal_of_shards(
+    stacks: Sequence[Tensor], rows: Sequence[int], dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """This rank's rows of `orthogonal` of the full matrices, from its rows of each stack (matrices, own rows, columns).
+
+    `rows` is the number of rows of the full matrices of each stack, which FSDP divides between the ranks in order. The
+    rows of a matrix are sent to the rank that orthogonalises it, and the result is sent back, so that no rank holds
+    more than its part of the matrices in full.
+    """
+    world_size, rank = collectives.world_size(), collectives.rank()
+    by_rank = [_rows_by_rank(count, world_size) for count in rows]
+    # To every owner of matrices, this rank's rows of them.
+    sent = [
+        torch.cat([stack[_owned(number, owner)].flatten() for number, stack in enumerate(stacks)])
+        for owner in range(world_size)
+    ]
+    owned = [
+        [stack.new_empty(len(stack[_owned(number, rank)]), count, stack.shape[2]) for count in by_rank[number]]
+        for number, stack in enumerate(stacks)
+    ]
+    lengths = [sum(parts[source].numel() for parts in owned) for source in range(world_size)]
+    for source, received in enumerate(collectives.exchange(sent, lengths)):
+        _fill([parts[source] for parts in owned], received)
+
+    # To every rank, its rows of the result.
+    full = [
+        torch.split(orthogonal(torch.cat(parts, 1), dtype), by_rank[number], 1) for number, parts in enumerate(owned)
+    ]
+    sent = [torch.cat([parts[target].flatten() for parts in full]) for target in range(world_size)]
+    results = [torch.empty_like(stack) for stack in stacks]
+    lengths = [
+        sum(result[_owned(number, owner)].numel() for number, result in enumerate(results))
+        for owner in range(world_size)
+    ]
+    for owner, received in enumerate(collectives.exchange(sent, lengths)):
+        _fill([result[_owned(number, owner)] for number, result in enumerate(results)], received)
+    return results
+
+
+def _owned(number: int, owner: int) -> slice:
+    """The matrices of stack `number` that rank `owner` orthogonalises; the first rank differs from stack to stack."""
+    world_size = collectives.world_size()
+    return slice((owner + number) % world_size, None, world_size)
+
+
+def _rows_by_rank(rows: int, world_size: int) -> list[int]:
+    """Number of rows that FSDP gives to each rank: equal parts, and what remains to the last ones."""
+    part = -(-rows // world_size)
+    return [max(0, min(part, rows - rank * part)) for rank in range(world_size)]
+
+
+def _fill(targets: Sequence[Tensor], flat: Tensor) -> None:
+    """Copy consecutive parts of a flat tensor into tensors."""
+    for target, part in zip(targets, torch.split(flat, [target.numel() for target in targets]), strict=True):
+        target.copy_(part.view(target.shape))
 
 
 def _newton_schulz(wide: Tensor) -> Tensor:

@@ -57,11 +57,6 @@ def check_sharding(task: Task[Any]) -> None:
         )
     if task.config.engine.compile:
         raise UsageError("engine.compile=true and engine.fsdp=true cannot be combined; choose one")
-    if any(phase.optim.name == "muon" for phase in task.phases):
-        raise UsageError(
-            "optim.name=muon needs full matrices, and engine.fsdp=true shards them over processes; use "
-            "optim.name=adamw or lion"
-        )
 
 
 def check_task(task: Task[Any]) -> None:

@@ -829,7 +829,6 @@ class Unread(Contrastive):
         ({"train__grad_accum_steps": 2}, "compares the items of a batch with each other"),
         ({"engine__world_size": 3}, r"engine\.world_size=3, but the launcher started 1 process"),
         ({"engine__fsdp": True, "engine__compile": True}, "cannot be combined"),
-        ({"engine__fsdp": True, "optim__name": "muon"}, "muon needs full matrices"),
     ],
 )
 def test_invalid_keys_are_refused_before_the_data_is_read(tmp_path: Path, overrides: dict[str, Any], said: str) -> None:
