@@ -23,6 +23,7 @@ from quintet.common.statistics import Statistics
 from quintet.config.masked import MaskGitRunConfig
 from quintet.errors import UsageError
 from quintet.nn.codebook import CodebookSmoothing, codebook_smoothing
+from quintet.nn.losses import token_losses
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.preparation import has_texts
 from quintet.nn.text import mask_dropped
@@ -250,14 +251,8 @@ def token_loss(
     """Cross-entropy and accuracy over the masked codes of all ranks.
 
     `logits` (tokens, codes), `target` (tokens,), `levels` (tokens,) or one level for all."""
-    # Also for argmax, which is four times slower in bf16 on a CPU.
-    logits = at_least_fp32(logits)
-    if codebook_smoothing is None:
-        each = F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
-    else:
-        each = codebook_smoothing.loss(logits.log_softmax(-1), target, levels)
+    each, right = token_losses(logits, target, label_smoothing, codebook_smoothing, levels)
     all_tokens = torch.ones_like(each, dtype=torch.bool)
-    right = (logits.argmax(-1) == target).to(each.dtype)
     loss = collectives.mean_over_ranks(each, all_tokens)
     return Loss(loss, {"accuracy": collectives.mean_over_ranks(right, all_tokens)})
 

@@ -27,6 +27,7 @@ from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
 from quintet.media.mesh_measures import compare_sets, is_valid, is_watertight, point_cloud
 from quintet.media.mesh_render import contact_sheet
+from quintet.nn.losses import token_losses
 from quintet.nn.preparation import has_texts
 from quintet.nn.text import mask_dropped
 from quintet.pipelines.base import Frozen, as_tokenizer
@@ -118,9 +119,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
 
     def token_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         logits, targets = output["logits"], output["targets"]
-        each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.config.loss.label_smoothing)
+        each, correct = token_losses(logits, targets, self.config.loss.label_smoothing)
         everything = torch.ones_like(each, dtype=torch.bool)
-        correct = (logits.argmax(-1) == targets).to(each.dtype)
         parts = {"accuracy": collectives.mean_over_ranks(correct, everything)}
         return Loss(collectives.mean_over_ranks(each, everything), parts)
 
