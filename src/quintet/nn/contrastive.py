@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.precision import at_least_fp32
+from quintet.common.regions import compilable
 
 ContrastiveKind = Literal["softmax", "decoupled", "sigmoid"]
 
@@ -23,6 +24,7 @@ def similarities(left: Tensor, right: Tensor, scale: Tensor | float = 1.0) -> Te
         return scale * (at_least_fp32(left) @ at_least_fp32(right).transpose(-2, -1))
 
 
+@compilable
 def contrastive_loss(kind: ContrastiveKind, left: Tensor, right: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """Contrastive loss of `left` and `right`, both `(rows, dim)`; `bias` is used by the sigmoid loss.
 

@@ -6,9 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quintet.common.precision import at_least_fp32
+from quintet.common.regions import compilable
 from quintet.nn.codebook import CodebookSmoothing
 
 
+@compilable
 def token_losses(
     logits: Tensor,
     targets: Tensor,

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from quintet.common import collectives, launched, streams
 from quintet.common.device import Device
 from quintet.common.memory import is_out_of_memory
 from quintet.common.rank import RankInfo, check_world
+from quintet.common.regions import Regions
 from quintet.common.rng import seed_from
 from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError
@@ -43,6 +44,9 @@ def may_be_restarted(environment: Mapping[str, str] = os.environ) -> bool:
 class Engine(Device):
     """Device, precision and process group of one run."""
 
+    compile_backend: ClassVar[str] = "inductor"
+    """Backend of `torch.compile`."""
+
     def __init__(self, config: EngineConfig, seed: int = 0) -> None:
         self.seed = seed
         rank_info = RankInfo.from_environment()
@@ -50,6 +54,7 @@ class Engine(Device):
         super().__init__(config)
         self.loss_scale = 1.0
         """Factor of the loss in the backward pass (fp16); set by the trainer before each step."""
+        self._regions: Regions | None = None
         self.watchdog: HangWatchdog | None = None
         """None if the launcher created the process group: it then detects hangs itself."""
         if self._owns_group:
@@ -126,20 +131,26 @@ class Engine(Device):
                 recompute_activations(module)
 
     def wrap(
-        self, modules: Mapping[str, nn.Module], find_unused_parameters: bool, uncompiled: Collection[str] = ()
+        self,
+        modules: Mapping[str, nn.Module],
+        find_unused_parameters: bool,
+        uncompiled: Collection[str] = (),
+        varying_shapes: bool = False,
     ) -> dict[str, nn.Module]:
         """Prepare modules for training: broadcast the weights of rank 0, compile, and wrap in DDP."""
         for module in modules.values():
             for tensor in (*module.parameters(), *module.buffers()):
                 collectives.broadcast(tensor.data)
+        if self.config.compile:
+            self._regions = Regions(varying_shapes, self.compile_backend)
         return {
-            name: self._wrap(module, find_unused_parameters, self.config.compile and name not in uncompiled)
+            name: self._wrap(module, find_unused_parameters, None if name in uncompiled else self._regions)
             for name, module in modules.items()
         }
 
-    def _wrap(self, module: nn.Module, find_unused_parameters: bool, compiled: bool) -> nn.Module:
-        if compiled:
-            module = torch.compile(module)  # type: ignore[assignment]
+    def _wrap(self, module: nn.Module, find_unused_parameters: bool, regions: Regions | None) -> nn.Module:
+        if regions is not None:
+            module = regions.compile_module(module)
         trained = any(parameter.requires_grad for parameter in module.parameters())
         if not self.is_distributed or self.is_sharded or not trained:
             return module
@@ -167,9 +178,12 @@ class Engine(Device):
     def micro_batch(
         self, modules: Mapping[str, nn.Module], step: int, number: int, synchronise: bool
     ) -> Iterator[None]:
-        """Context of one micro-batch: seeds dropout, and disables gradient synchronisation unless `synchronise`."""
+        """Context of one micro-batch: seeds dropout, compiles if the run does, and disables gradient synchronisation
+        unless `synchronise`."""
         torch.manual_seed(seed_from(self.seed, step, number, self.rank))
         with ExitStack() as stack:
+            if self._regions is not None:
+                stack.enter_context(self._regions.active())
             for module in modules.values():
                 sharding.set_gradient_sync(module, synchronise)
             if not synchronise:

@@ -43,7 +43,7 @@ ConfigT = TypeVar("ConfigT", bound=MaskGitRunConfig)
 class MaskGitTask(Task[ConfigT]):
     """Trains a masked generator, its critic, or both."""
 
-    traits = Traits(best=("loss", "min"), shardable=True)
+    traits = Traits(best=("loss", "min"), varying_shapes=True, shardable=True)
 
     maskgit: MaskGit
     is_new: bool

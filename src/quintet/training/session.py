@@ -76,7 +76,10 @@ class TrainingSession:
         self.lr_schedule = lr_schedule or schedule_of(self.config.optim)
         with building(self.config):
             self.engine.to_device(task.modules)
-            self.modules = self.engine.wrap(task.modules, task.traits.find_unused_parameters, task.traits.uncompiled)
+            traits = task.traits
+            self.modules = self.engine.wrap(
+                task.modules, traits.find_unused_parameters, traits.uncompiled, traits.varying_shapes
+            )
         self.meter = Meter()
         self.trackers: list[Tracker] = []
         self._stop = StopRequest()

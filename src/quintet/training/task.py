@@ -44,6 +44,8 @@ class Traits:
     """Whether a step may leave parameters without gradient, such as heads of quantizers that were not sampled."""
     uncompiled: frozenset[str] = frozenset()
     """Modules that `engine.compile` must skip, because a loss needs second derivatives of them."""
+    varying_shapes: bool = False
+    """Whether the shapes of batches vary, as lengths do: `engine.compile` then compiles for all sizes at once."""
     shardable: bool = False
     """Whether the modules can be sharded (`engine.fsdp`): training only calls `forward`, no loss reads single weights,
     and no weight is a scalar."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.common.precision import at_least_fp32
+from quintet.common.regions import compilable
 from quintet.common.statistics import Statistics
 from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
@@ -276,6 +277,7 @@ def _quantizer(config: MeshAutoencoderModelConfig) -> Quantizer:
     return configured_quantizer(config, config.code_dim, config.num_quantizers, **options)
 
 
+@compilable
 def blurred_cross_entropy(logits: Tensor, targets: Tensor, blur: float) -> Tensor:
     """Cross-entropy (…) of logits (…, bins) with target bins (…) blurred by a Gaussian.
 

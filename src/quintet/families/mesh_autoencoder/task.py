@@ -37,7 +37,7 @@ PER_MESH = ("chamfer", "normal_consistency", "valid", "watertight", "watertight_
 
 
 class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
-    traits = Traits(best=("coordinate_accuracy", "max"))
+    traits = Traits(best=("coordinate_accuracy", "max"), varying_shapes=True)
     pipeline_class = MeshAutoencoderPipeline
 
     @property

@@ -40,7 +40,7 @@ MESH_FILES = 8
 
 
 class MeshTransformerTask(Task[MeshTransformerConfig]):
-    traits = Traits(best=("loss", "min"), shardable=True)
+    traits = Traits(best=("loss", "min"), varying_shapes=True, shardable=True)
     pipeline_class = MeshTransformerPipeline
 
     def __init__(

@@ -44,7 +44,7 @@ CHANCE_MARGIN = 0.02
 
 
 class MuLaNTask(Task[MuLaNConfig]):
-    traits = Traits(best=("text_to_audio_mrr", "max"), minimum_batch=2)
+    traits = Traits(best=("text_to_audio_mrr", "max"), varying_shapes=True, minimum_batch=2)
     pipeline_class = MuLaNPipeline
 
     def __init__(self, config: MuLaNConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:

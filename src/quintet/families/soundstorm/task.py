@@ -36,7 +36,7 @@ from quintet.training.task import Task, Traits
 
 
 class SoundStormTask(Task[SoundStormConfig]):
-    traits = Traits(best=("loss", "min"), shardable=True)
+    traits = Traits(best=("loss", "min"), varying_shapes=True, shardable=True)
     pipeline_class = SoundStormPipeline
 
     def __init__(self, config: SoundStormConfig, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
