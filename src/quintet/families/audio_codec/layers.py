@@ -24,15 +24,12 @@ class FrameMask:
 
     def __init__(self, valid: Tensor) -> None:
         self.valid = valid
-        self._padding: dict[int, Tensor] = {}
 
     def mask_padding(self, x: Tensor) -> Tensor:
         """`x (batch, channels, steps)`, with a whole number of steps per frame, with zeros in the padding."""
-        steps = x.shape[-1]
-        if steps not in self._padding:
-            per_frame = steps // self.valid.shape[1]
-            self._padding[steps] = ~self.valid.repeat_interleave(per_frame, dim=1)[:, None]
-        return x.masked_fill(self._padding[steps], 0)
+        per_frame = x.shape[-1] // self.valid.shape[1]
+        # Computed anew for each layer: a mask that was kept by the number of steps would be state of a compiled block.
+        return x.masked_fill(~self.valid.repeat_interleave(per_frame, dim=1)[:, None], 0)
 
 
 class Snake(nn.Module):
