@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit identity faults fuzz soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-mfu bench-plan bench-view bench-shards speedrun browser figures reference migration results clean
+.PHONY: help setup demo test lint types unit compile-budget identity faults fuzz soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-mfu bench-plan bench-view bench-shards speedrun browser figures reference migration results clean
 
 help:
 	@echo "make demo         set up, then train on synthetic images and show the result (under 10 minutes)"
 	@echo "make test         set up, then run the linter, the type checker and all tests"
 	@echo "make identity     compare the working tree with BASE=REV on this machine: all results must be byte-identical (RECIPES=\"muse …\")"
+	@echo "make compile-budget  train every recipe with engine.compile and count graphs, breaks and recompilations (BACKEND=eager, aot_eager or inductor)"
 	@echo "make faults       run the fault matrix and update docs/reliability.md (needs strace; parts: RECIPE=muse, RECIPE=any, TESTS=file)"
 	@echo "make fuzz         read mutated media and metadata files for MINUTES=10, with limits on time and memory per file"
 	@echo "make soak         train for one hour; memory and the number of open files must stay constant"
@@ -63,6 +64,10 @@ browser:
 
 unit: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist load
+
+# The table of docs/gpu.md.
+compile-budget: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests BACKEND=$(or $(BACKEND),eager) $(BIN)/python -m contract.compile_budget
 
 # A refactoring changes no byte. Work trees and the results of BASE are cached in .identity.
 identity: setup

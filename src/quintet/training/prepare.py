@@ -55,8 +55,6 @@ def check_sharding(task: Task[Any]) -> None:
             f"recipe {task.name} does not support engine.fsdp=true, which is for generators based on a transformer; "
             "set engine.fsdp=false"
         )
-    if task.config.engine.compile:
-        raise UsageError("engine.compile=true and engine.fsdp=true cannot be combined; choose one")
 
 
 def check_task(task: Task[Any]) -> None:
