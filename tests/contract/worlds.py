@@ -12,8 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 
 from contract.cases import case_of
@@ -76,6 +77,12 @@ def noted_steps(made: Task[Any]) -> list[tuple[int, str]]:
     return noted
 
 
+class CheapEngine(Engine):
+    """With `engine.compile`, captures graphs and checks guards as for a GPU, but runs the graphs as they are."""
+
+    compile_backend: ClassVar[str] = "eager"
+
+
 def train(recipe: str, data: str, words: Sequence[str], out: str, resume: bool = False) -> None:
     """Train in `out`, where a run may have begun, and leave there what this process has seen."""
     rank = RankInfo.from_environment().rank
@@ -89,9 +96,13 @@ def train(recipe: str, data: str, words: Sequence[str], out: str, resume: bool =
     noting = Noting(splits.train)
     noted = noted_steps(made)
     run = Run.open(Path(out)) if resume else Run.new(Path(out)) if rank == 0 else Run(Path(out))
-    trainer = Trainer(made, run, splits=replace(splits, train=noting), resume=resume, silent=True)
+    engine = CheapEngine(made.config.engine, made.config.train.seed)
+    trainer = Trainer(made, run, splits=replace(splits, train=noting), resume=resume, silent=True, engine=engine)
     trainer.train()
     trainer.close()
+    if made.config.engine.compile:
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        (run.folder / f"graphs-{rank}.json").write_text(json.dumps(graphs))
     (run.folder / f"seen-{rank}.json").write_text(json.dumps(sorted(noting.seen)))
     (run.folder / f"learned-{made.config.train.steps}-{rank}.json").write_text(json.dumps(noted))
 

@@ -27,8 +27,13 @@ class Regions:
     """The compiled functions of one run. With `varying_shapes`, sizes are variables from the first call on; otherwise a
     region is compiled for the sizes that it meets first, and once more when one of them changes."""
 
-    def __init__(self, varying_shapes: bool = False, backend: str = "inductor") -> None:
-        self._options: dict[str, Any] = {"dynamic": True if varying_shapes else None, "backend": backend}
+    def __init__(self, varying_shapes: bool = False, backend: str | Callable[..., Any] = "inductor") -> None:
+        self._options: dict[str, Any] = {
+            "dynamic": True if varying_shapes else None,
+            "backend": backend,
+            # Each call of torch.compile has its own versions, of which torch allows few.
+            "isolate_recompiles": True,
+        }
         self._compiled: dict[object, Callable[..., Any]] = {}
 
     @contextmanager
@@ -43,7 +48,7 @@ class Regions:
     def compiled(self, function: Callable[..., Any], key: object = None) -> Callable[..., Any]:
         """The compiled function. Each `key` has its own compiled versions."""
         if (function, key) not in self._compiled:
-            self._compiled[function, key] = torch.compile(function, isolate_recompiles=True, **self._options)
+            self._compiled[function, key] = torch.compile(function, **self._options)
         return self._compiled[function, key]
 
     def compile_module(self, module: nn.Module) -> nn.Module:
@@ -51,7 +56,7 @@ class Regions:
         found = list(blocks(module))
         for block in found:
             block.forward = _Region(block.forward, self._compiled_forward(block))
-        return module if found else torch.compile(module, isolate_recompiles=True, **self._options)
+        return module if found else torch.compile(module, **self._options)
 
     def _compiled_forward(self, block: nn.Module) -> Callable[..., Any]:
         compiled = MethodType(self.compiled(type(block).forward, _structure(block)), block)

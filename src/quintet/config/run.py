@@ -221,7 +221,11 @@ class EngineConfig(Section):
         "loss scaling is for GPUs without bf16. auto is bf16 if the device has instructions for it, else fp16 on a "
         "GPU with tensor cores, else fp32; the choice is recorded when the run starts.",
     )
-    compile: bool = Field(False, description="Compile every module with torch.compile.")
+    compile: bool = Field(
+        False,
+        description="Compile the repeated blocks of each module and the losses over logits with torch.compile; this "
+        "needs a C++ compiler, and the first steps take longer.",
+    )
     channels_last: bool = Field(True, description="Channels-last memory format of convolution weights.")
     deterministic: bool = Field(False, description="Use deterministic algorithms on CUDA; on a CPU they always are.")
     tf32: bool = Field(

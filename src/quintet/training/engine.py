@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from quintet.common import collectives, launched, streams
 from quintet.common.device import Device
+from quintet.common.files import one_line
 from quintet.common.memory import is_out_of_memory
 from quintet.common.rank import RankInfo, check_world
 from quintet.common.regions import Regions
@@ -213,7 +214,7 @@ class Engine(Device):
 
     def explain(self, error: BaseException, grad_accum_steps: int, micro_batch_size: int) -> RunError | None:
         """See `explain_failure`. If contact with another process was lost, also end the processes that still wait."""
-        failure = explain_failure(error, grad_accum_steps, micro_batch_size)
+        failure = explain_compilation(error) or explain_failure(error, grad_accum_steps, micro_batch_size)
         if isinstance(failure, LostContactError) and self.watchdog is not None:
             self.watchdog.fail(str(failure))
         return failure
@@ -274,6 +275,16 @@ def recompute_activations(module: nn.Module, **options: Any) -> None:
     for block in module.modules():
         if getattr(type(block), "recomputable", False) and "forward" not in vars(block):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
+
+
+def explain_compilation(error: BaseException) -> RunError | None:
+    """A one-sentence error if `torch.compile` found no compiler, or if that failed; None for any other exception."""
+    # By its name: importing the compiler takes a second.
+    if not any(kind.__name__ == "BackendCompilerFailed" for kind in type(error).__mro__):
+        return None
+    cause: Any = error
+    reason = one_line(getattr(cause, "inner_exception", cause))
+    return RunError(f"torch.compile failed ({reason}); install the compiler that it needs, or set engine.compile=false")
 
 
 def explain_failure(error: BaseException, grad_accum_steps: int, micro_batch_size: int) -> RunError | None:

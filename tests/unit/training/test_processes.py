@@ -465,9 +465,3 @@ def test_a_shard_with_a_wrong_offset_is_refused(offsets: object, message: str, t
     for read in (checkpoint.read_tensors, checkpoint.sharded_shapes):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path, "net")
-
-
-def test_options_that_sharding_does_not_support_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"engine\.compile=true and engine\.fsdp=true cannot be combined"):
-        toy_trainer(tmp_path / "run", engine__fsdp=True, engine__compile=True)
-    assert not (tmp_path / "run").exists()
