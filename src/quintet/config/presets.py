@@ -42,7 +42,11 @@ SMALL_GENERATOR = preset(
 )
 
 BASE = preset(
-    _every(5000), train={"batch_size": 64}, ema={"decay": 0.9995}, engine={"precision": "bf16"}, data={"num_workers": 8}
+    _every(5000),
+    train={"batch_size": 64},
+    ema={"decay": 0.9995},
+    engine={"precision": "bf16", "compile": True},
+    data={"num_workers": 8},
 )
 BASE_GENERATOR = preset(
     BASE,
