@@ -83,6 +83,7 @@ class NonFiniteGuard:
         progress, limit = self.state.progress, self.state.task.config.train.max_rollbacks
         if progress.rollbacks >= limit:
             return False
+        self.saver.finish()
         step = self.engine.from_main(newest_good(self.run.checkpoints) if self.engine.is_main else -1)
         if step < 0:
             return False
@@ -95,6 +96,7 @@ class NonFiniteGuard:
         return True
 
     def _give_up(self) -> None:
+        self.saver.finish()
         progress, saved = self.state.progress, self.saver.saved_step
         nonfinite = self._nonfinite()
         if nonfinite:
@@ -104,6 +106,7 @@ class NonFiniteGuard:
                 "lower optim.lr, or set train.max_rollbacks to roll back automatically"
             )
         self.saver.save()
+        self.saver.finish()
         raise RunError(
             f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_nonfinite_steps); weights are finite "
             f"and saved at step {progress.step}; check the items listed in {self.run.log_file}, or lower optim.lr"

@@ -246,14 +246,21 @@ class TrainingSession:
         self.engine.barrier()
 
     def close(self) -> None:
-        self.run.close()
+        try:
+            self.saver.close()
+        finally:
+            self.run.close()
 
     @property
     def saved_step(self) -> int | None:
+        """The step of the newest checkpoint; waits for a save in flight."""
+        self.saver.join()
         return self.saver.saved_step
 
     def save(self, final: bool = False) -> None:
+        """Save a checkpoint of this step, and wait until it is written."""
         self.saver.save(final)
+        self.saver.finish()
 
     @property
     def device(self) -> torch.device:

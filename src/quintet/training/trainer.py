@@ -12,7 +12,8 @@ One step:
     else:
         skip the step, count it and report the likely cause
         after too many in a row: restore the last good checkpoint, if `train.max_rollbacks` allows, or stop
-    every n steps: log; evaluate; sample; save        on all ranks; rank 0 writes (with FSDP each rank its shard)
+    every n steps: log; evaluate; sample; save        on all ranks; rank 0 writes (with FSDP each rank its shard); the
+                                                      state is copied, and written while training continues
 
 The public `…Trainer` classes bind this loop to a task.
 """
@@ -142,8 +143,9 @@ class Trainer(TrainingSession):
         return [] if self.has_own_schedule else schedule_notes(self.config, self.step)
 
     def close_outputs(self) -> None:
-        """Stop the data workers, the progress display and the trackers."""
+        """Stop the data workers, the progress display and the trackers, and wait for a save in flight."""
         self._stream = None
+        self.saver.join()
         self.display.stop()
         for tracker in self.trackers:
             self.run.best_effort_write(type(tracker).__name__, tracker.close)
@@ -226,6 +228,7 @@ class Trainer(TrainingSession):
         """Log, validate, sample and save, if they are due at this step."""
         config, step = self.config, self.step
         logs: Logs = {}
+        self.saver.poll()
         self.display.update(step)
         logged = step % config.log.every == 0 or final
         last = step == config.train.steps or self._stop.leaves_time
@@ -341,9 +344,7 @@ class Trainer(TrainingSession):
         sign = 1 if direction == "max" else -1
         if progress.best_value is None or sign * value > sign * progress.best_value:
             progress.best_value, progress.best_step = value, self.step
-            self.saver.save()
-            if self.engine.is_main and self.saved_step == self.step:
-                self.saver.write_pointer("best", self.step)
+            self.saver.save(best=True)
 
     def _sample(self) -> Logs:
         """Sample artifacts of the EMA and the live weights. Every rank generates them; rank 0 writes them."""
@@ -367,6 +368,7 @@ class Trainer(TrainingSession):
         folder = Path(path)
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a checkpoint folder{pickle_hint(folder)}")
+        self.saver.finish()
         checkpoint.verify(folder)
         self.state.restore(folder, restore_optimizer)
         self._stream = None
