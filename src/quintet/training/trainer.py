@@ -81,6 +81,8 @@ class Trainer(TrainingSession):
     def _train(self, log_fn: LogFunction | None) -> None:
         self.open_outputs()
         stopped = False
+        if self.engine.watchdog is not None:
+            self.engine.watchdog.record = lambda reason: self.write_state("failed", error=reason)
         try:
             self.write_state("running")
             if self.pace is not None:
@@ -162,6 +164,7 @@ class Trainer(TrainingSession):
             self._stream = loader.training(self._order(), self.step, self.last_step, config.grad_accum_steps)
         loaded = [next(self._stream) for _ in range(config.grad_accum_steps)]
         batches = [self._to_device(each) for each in loaded]
+        self.engine.pass_point()
         ready = time.perf_counter()
         step = self.step
         active = [state for state in self.state.phases if state.phase.active(step)]
@@ -175,6 +178,7 @@ class Trainer(TrainingSession):
         values = [*report.metrics.values(), *norms.values(), *moments]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
         signalled = self._stop.received is not None
+        self.engine.pass_point()
         nonfinite, *reasons = self.engine.any_rank(~finite, signalled, self._stop.out_of_time)
         self._stop.agree(*reasons)
         if not nonfinite:
@@ -191,6 +195,7 @@ class Trainer(TrainingSession):
             self.state.progress.bad_steps_in_a_row = 0
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
         self.stopwatch.step(waiting=ready - began, computing=computed - ready)
+        self.engine.pass_point()
         return {**report.metrics, "step": self.step, "stop_requested": self._stop.agreed}
 
     def _set_loss_scale(self) -> None:
