@@ -215,11 +215,12 @@ def two_ranks(
     folder: Path,
     prepare: Callable[[], object] | None = None,
     second: Iterable[object] | None = None,
+    prepare_first: Callable[[], object] | None = None,
 ) -> Iterator[list[Process]]:
     """Two processes of one world, without a launcher that would clean up after them. `prepare` is for the second, and
     so are the words of `second`, if it has words of its own."""
     address = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    own = ((words, None), (words if second is None else second, prepare))
+    own = ((words, prepare_first), (words if second is None else second, prepare))
     with ExitStack() as stack:
         yield [
             stack.enter_context(

@@ -119,8 +119,10 @@ def test_training_continues_through_a_temporary_fault(
     begin = hold(
         moment, tmp_path, when={"save, before the pointer": "step-00000035", "log": "validation"}.get(moment, "")
     )
-    mend = hold("metrics", tmp_path, when="'step': 38,")
-    with forked(["resume", run, TRACKED], tmp_path / "said", All((begin, mend))) as process:
+    # That save begins after the one before it has ended; the metrics of step 46 are written later than it begins.
+    mend = hold("save, before its files", tmp_path, when=".writing-step-00000040")
+    words = ["resume", run, TRACKED, f"train.steps={LAST_STEP + 10}"]
+    with forked(words, tmp_path / "said", All((begin, mend))) as process:
         with held(process, begin):
             trouble = TROUBLES[row](small_disk)
             trouble.__enter__()
@@ -141,7 +143,7 @@ def test_training_continues_through_a_temporary_fault(
     rows = [row["step"] for row in metrics(run)]
     assert rows == sorted(rows)
     assert_sound(run)
-    assert (run / "checkpoints" / "latest").read_text() == f"step-{LAST_STEP:08d}\n"
+    assert (run / "checkpoints" / "latest").read_text() == f"step-{LAST_STEP + 10:08d}\n"
     assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
     assert not list(run.glob("checkpoints/.*"))
     ledger(row, 1)

@@ -16,6 +16,7 @@ import pytest
 from faults import tracing
 from faults.conftest import Ledger, Words
 from faults.ledger import WHOLE
+from faults.moments import held, hold, part, run_at
 from faults.tracing import Operation, Trace
 from helpers import (
     LAST_STEP,
@@ -28,6 +29,7 @@ from helpers import (
     state,
     succeed,
     tensor_hashes,
+    wait_for_step,
     wait_until,
 )
 from quintet.common.weights import checkpoint
@@ -106,6 +108,8 @@ SAVE_END = 10
 SAVING = ("train.minutes=null", f"train.steps={SAVE_END}", "eval.every=2", "checkpoint.keep=1")
 """From step 1 on: step 2 is the first best, steps 4 and 5 are saved after it, and each save deletes an older one."""
 
+IN_THE_LOOP = "checkpoint.background=false"
+
 
 @pytest.fixture
 def begun(recipe: str, unending: Words, shared: Path) -> Path:
@@ -115,15 +119,24 @@ def begun(recipe: str, unending: Words, shared: Path) -> Path:
 
 @pytest.fixture
 def whole_save(recipe: str, begun: Path, shared: Path) -> Path:
-    """The run resumed and watched to its end without harm: its folder `run`, and its trace."""
+    """The run resumed to its end without harm, its saves watched: its folder `run`, and its trace."""
+    return watched_resume(f"whole-save-{recipe}", begun, shared, tracing.trace_saves, SAVING)
 
-    def watch(folder: Path) -> None:
+
+@pytest.fixture
+def whole_resume(recipe: str, begun: Path, shared: Path) -> Path:
+    """The same, but the thread that trains is watched, and saves itself."""
+    return watched_resume(f"whole-resume-{recipe}", begun, shared, tracing.trace, (*SAVING, IN_THE_LOOP))
+
+
+def watched_resume(name: str, begun: Path, shared: Path, watch: Callable[..., Trace], keys: Words) -> Path:
+    def make(folder: Path) -> None:
         folder.mkdir()
         run = copied(begun, folder / "run")
-        assert tracing.trace(["resume", run, *SAVING], folder / "trace").code == 0
+        assert watch(["resume", run, *keys], folder / "trace").code == 0
 
     tracing.skip_without_strace()
-    return made_once(shared, f"whole-save-{recipe}", watch)
+    return made_once(shared, name, make)
 
 
 def operations_of_saves(watched: Path) -> list[Operation]:
@@ -153,11 +166,19 @@ def check_best_without_a_new_one(run: Path, copy: Path, where: str) -> None:
     shutil.rmtree(copy)
 
 
-def kill_and_resume(operation: Operation, begun: Path, whole_save: Path, straight: Path, tmp_path: Path) -> None:
+def kill_and_resume(
+    operation: Operation,
+    watch: Callable[..., Trace],
+    keys: Words,
+    begun: Path,
+    whole: Path,
+    straight: Path,
+    tmp_path: Path,
+) -> None:
     """One trial: `begun` is resumed, killed at the operation, and resumed to the end."""
     run = copied(begun, tmp_path / "run")
-    trace = tracing.trace(["resume", run, *SAVING], tmp_path / "trace", kill_at=operation)
-    where = check_death(trace, run, operation, whole_save / "run")
+    trace = watch(["resume", run, *keys], tmp_path / "trace", kill_at=operation)
+    where = check_death(trace, run, operation, whole / "run")
     # No saved checkpoint is lost: only the interrupted save is missing.
     saved = max(steps_renamed(trace, run), default=1)
     assert newest_saved(run) == saved, where
@@ -168,7 +189,7 @@ def kill_and_resume(operation: Operation, begun: Path, whole_save: Path, straigh
 
     assert resumed_from(resumed.errors) == saved, where
     check_whole(run, straight, SAVE_END, where)
-    assert state(run)["best"] == state(whole_save / "run")["best"], where
+    assert state(run)["best"] == state(whole / "run")["best"], where
     shutil.rmtree(run)
     shutil.rmtree(tmp_path / "trace")
 
@@ -179,8 +200,27 @@ def test_a_run_killed_at_any_file_operation_of_a_save_resumes_to_the_same_bytes(
 ) -> None:
     operations = share_of(operations_of_saves(whole_save), share)
     for operation in operations:
-        kill_and_resume(operation, begun, whole_save, straight, tmp_path)
+        kill_and_resume(operation, tracing.trace_saves, SAVING, begun, whole_save, straight, tmp_path)
     ledger("kill-save", len(operations))
+
+
+@pytest.mark.parametrize(
+    "moment", part(("save, before its name", "save, before its files", "save, before old ones go"))
+)
+def test_a_run_killed_some_steps_after_a_save_began_resumes_to_the_same_bytes(
+    moment: str, straight: Path, tmp_path: Path, ledger: Ledger
+) -> None:
+    """Its thread is held in the save of step 35, while training goes on until the next save has to wait for it."""
+    run = run_at(30, straight, tmp_path / "run")
+    place = hold(moment, tmp_path)
+    with forked(["resume", run, "eval.every=1000000"], tmp_path / "said", place) as process, held(process, place):
+        wait_for_step(run, 40, process)
+        process.kill()
+    assert newest_saved(run) == (35 if moment == "save, before old ones go" else 30)
+
+    succeed("resume", run)
+    assert tensor_hashes(run, LAST_STEP) == tensor_hashes(straight, LAST_STEP)
+    ledger("kill-save", 1)
 
 
 def operations_of_the_resume(watched: Path) -> list[Operation]:
@@ -191,12 +231,12 @@ def operations_of_the_resume(watched: Path) -> list[Operation]:
 
 @pytest.mark.parametrize("share", range(SHARES if WHOLE else 1))
 def test_a_run_killed_while_it_resumes_resumes_again(
-    share: int, begun: Path, whole_save: Path, straight: Path, tmp_path: Path
+    share: int, begun: Path, whole_resume: Path, straight: Path, tmp_path: Path
 ) -> None:
-    operations = operations_of_the_resume(whole_save)
+    operations = operations_of_the_resume(whole_resume)
     # Of a part, the one in the middle, when some of the files are new and some are old.
     for operation in share_of(operations, share) if WHOLE else [operations[len(operations) // 2]]:
-        kill_and_resume(operation, begun, whole_save, straight, tmp_path)
+        kill_and_resume(operation, tracing.trace, (*SAVING, IN_THE_LOOP), begun, whole_resume, straight, tmp_path)
 
 
 # --- the beginning ----------------------------------------------------------------------------------------------
@@ -213,7 +253,7 @@ def whole_start(recipe: str, unending: Words, straight: Path, shared: Path) -> P
 
     def watch(folder: Path) -> None:
         folder.mkdir()
-        words = [*unending, f"train.steps={START_END}", "--out", folder / "run"]
+        words = [*unending, f"train.steps={START_END}", IN_THE_LOOP, "--out", folder / "run"]
         assert tracing.trace(words, folder / "trace").code == 0
 
     tracing.skip_without_strace()
@@ -235,7 +275,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
 ) -> None:
     operations = share_of(operations_of_the_start(whole_start), share)
     run = tmp_path / "run"
-    words = (*unending, f"train.steps={START_END}")
+    words = (*unending, f"train.steps={START_END}", IN_THE_LOOP)
     for operation in operations:
         trace = tracing.trace([*words, "--out", run], tmp_path / "trace", kill_at=operation)
         where = check_death(trace, run, operation, whole_start / "run")
@@ -289,7 +329,8 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bytes(
             time.sleep(chance.uniform(0, 0.1))
             process.kill()
             where += f" {last_step(run)}"
-            assert newest_saved(run) >= last_step(run) - INTERVAL, where
+            # The next save waits for one that is still written, so training is at most two intervals ahead.
+            assert newest_saved(run) >= last_step(run) - 2 * INTERVAL, where
         # A checkpoint later than the last step compared is no harm, so long as that one stands, too.
         end = max(LAST_STEP, (newest_saved(run) // INTERVAL + 1) * INTERVAL)
         succeed(*command_after_death(run, words), f"train.steps={end}")

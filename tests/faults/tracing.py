@@ -1,7 +1,8 @@
 """Traces the file operations of a command with `strace`, and kills it at a chosen one.
 
 Python is not asked, because weights are written by compiled code. `strace` counts each kind of call of each thread on
-its own; so an operation is known by its kind and its number in that kind, among those of the thread that trains.
+its own; so an operation is known by its kind and its number in that kind, among those of the thread that trains or, if
+saves are watched, of the thread that writes them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from faults.moments import before_calls
 from helpers import Process, executed, forked, wait_until
 
 CALLS = (
@@ -69,7 +72,7 @@ class Trace:
     code: int
     said: str
     operations: list[Operation]
-    """Those of the thread that trains."""
+    """Those of the watched thread."""
 
 
 @cache
@@ -91,19 +94,56 @@ def skip_without_strace() -> None:
 def trace(words: Iterable[object], folder: Path, kill_at: Operation | None = None) -> Trace:
     """Run the command to its end in a traced process; if `kill_at` is set, it is killed just before that operation."""
     folder.mkdir()
-    watch = ["strace", "-ff", "-y", "-s", "0", "-o", folder / "calls", "-e", f"trace={CALLS}"]
-    if kill_at is not None:
-        watch += ["-e", f"inject={kill_at.call}:signal=KILL:when={kill_at.number}"]
+    watch = watching(folder, kill_at)
     # The command waits until it is traced, so that the counts start at the same point every time.
     with forked(words, folder / "said", prepare=stand_still) as process:
         wait_until(lambda: status_of(process, "State").startswith("T"), process, "the process stood still")
-        with executed([*watch, "-p", process.pid], folder / "strace") as watcher:
+        with executed([*watch, "-ff", "-p", process.pid], folder / "strace") as watcher:
             wait_until(lambda: status_of(process, "TracerPid") == str(watcher.pid), watcher, "the process was watched")
             process.send(signal.SIGCONT)
             code = process.end()
             watcher.end()
         (folder / f"calls.{process.pid}").rename(folder / TRAINING)
         return Trace(code, process.seen, read(folder))
+
+
+def trace_saves(words: Iterable[object], folder: Path, kill_at: Operation | None = None) -> Trace:
+    """As `trace`, but of the thread that writes checkpoints: the process is killed there, wherever its training is."""
+    folder.mkdir()
+    with forked(words, folder / "said", prepare=StandStillAtTheFirstSave(str(folder / "thread"))) as process:
+        wait_until(lambda: status_of(process, "State").startswith("T"), process, "the process stood still")
+        thread = int((folder / "thread").read_text(encoding="utf-8"))
+        with executed([*watching(folder, kill_at), "-p", thread], folder / "strace") as watcher:
+            wait_until(lambda: tracer_of(process, thread) == str(watcher.pid), watcher, "the thread was watched")
+            process.send(signal.SIGCONT)
+            code = process.end()
+            watcher.end()
+        (folder / "calls").rename(folder / TRAINING)
+        return Trace(code, process.seen, read(folder))
+
+
+def watching(folder: Path, kill_at: Operation | None) -> list[object]:
+    """The words of `strace`, without those that name what it watches."""
+    watch = ["strace", "-y", "-s", "0", "-o", folder / "calls", "-e", f"trace={CALLS}"]
+    if kill_at is not None:
+        watch += ["-e", f"inject={kill_at.call}:signal=KILL:when={kill_at.number}"]
+    return watch
+
+
+@dataclass(frozen=True)
+class StandStillAtTheFirstSave:
+    """A `prepare`: the process stops when a thread is about to write the first checkpoint, whose number is noted."""
+
+    note: str
+
+    def __call__(self) -> None:
+        def stand_still_once(*_: object) -> None:
+            if not Path(self.note).exists():
+                Path(self.note).write_text(str(threading.get_native_id()), encoding="utf-8")
+                # A signal to the process would be taken by any thread, after this one has gone on.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+        before_calls("quintet.common.weights.checkpoint:write", stand_still_once)
 
 
 def stand_still() -> None:
@@ -115,12 +155,21 @@ def stand_still() -> None:
 
 def status_of(process: Process, name: str) -> str:
     """What the kernel says about a process."""
-    lines = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
+    return _status(Path(f"/proc/{process.pid}/status"), name)
+
+
+def tracer_of(process: Process, thread: int) -> str:
+    """The process that watches a thread, or 0."""
+    return _status(Path(f"/proc/{process.pid}/task/{thread}/status"), "TracerPid")
+
+
+def _status(file: Path, name: str) -> str:
+    lines = file.read_text(encoding="utf-8").splitlines()
     return next(line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:"))
 
 
 def read(folder: Path) -> list[Operation]:
-    """The file operations of the thread that trains, in their order."""
+    """The file operations of the watched thread, in their order."""
     counts: Counter[str] = Counter()
     found = []
     for line in (folder / TRAINING).read_text(encoding="utf-8").splitlines():

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import Counter
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from helpers import (
     two_ranks,
     wait_for_step,
 )
+from quintet.training import engine
 from quintet.training.trainer import Trainer
 
 
@@ -217,8 +219,8 @@ def test_a_hung_process_ends_the_run_with_the_stack_of_each(pictures: Path, tmp_
         assert [rank.end() for rank in ranks] == [1, 1]
 
     waiting, hung = (rank.seen for rank in ranks)
-    assert "did not answer within engine.timeout_seconds" in error_line(waiting)
-    assert "ended because of process 0: another process of this run did not answer" in error_line(hung)
+    assert "process 1 of this run did not answer within engine.timeout_seconds" in error_line(waiting)
+    assert "ended because of process 0: process 1 of this run did not answer" in error_line(hung)
     assert "in wait_for_ever" in hung
     stacks = log_text(run)
     assert "process 0 failed at step 5" in stacks
@@ -226,3 +228,24 @@ def test_a_hung_process_ends_the_run_with_the_stack_of_each(pictures: Path, tmp_
     assert "process 1 was ended by the watchdog" in stacks
     assert "in wait_for_ever" in stacks
     assert state(run)["status"] == "failed"
+
+
+def wait_in_collectives() -> None:
+    """The collectives of this process wait for long, as those of NCCL, which raise no error in Python."""
+    engine.collective_timeout = lambda device, timeout: timedelta(hours=1)  # type: ignore[assignment]
+
+
+def test_a_stopped_process_is_named_by_one_whose_collectives_raise_nothing(pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train", "vqgan", pictures, "--out", run, *TINY, "train.steps=1000000", "engine.timeout_seconds=2"]
+    with two_ranks(words, tmp_path, prepare_first=wait_in_collectives) as ranks:
+        wait_for_step(run, 5, ranks[0])
+        ranks[1].send(signal.SIGSTOP)
+        assert ranks[0].end() == 1, ranks[0].seen
+
+    sentence = "process 1 of this run did not answer within engine.timeout_seconds"
+    assert sentence in error_line(ranks[0].seen)
+    assert "process 0 was ended by the watchdog (process 1 of this run" in log_text(run)
+    assert "in train_step" in log_text(run)
+    assert state(run)["status"] == "failed"
+    assert sentence in state(run)["error"]

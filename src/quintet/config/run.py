@@ -196,6 +196,11 @@ class SampleConfig(Section):
 class CheckpointConfig(Section):
     every: int = Field(1000, gt=0, description="Save a checkpoint every N steps; the last step is always saved.")
     keep: int = Field(3, gt=0, description="Number of recent checkpoints to keep, in addition to the best one.")
+    background: bool = Field(
+        True,
+        description="Write checkpoints in a thread while training continues, which needs the memory of the state once "
+        "more; false waits for each write. With engine.fsdp, training always waits.",
+    )
 
 
 class LogConfig(Section):

@@ -34,7 +34,7 @@ from quintet.config import EngineConfig
 from quintet.errors import LostContactError, RunError
 from quintet.training.distributed import sharding
 from quintet.training.distributed.rendezvous import rendezvous
-from quintet.training.distributed.watchdog import HangWatchdog
+from quintet.training.distributed.watchdog import HangWatchdog, did_not_answer
 
 
 def may_be_restarted(environment: Mapping[str, str] = os.environ) -> bool:
@@ -114,9 +114,9 @@ class Engine(Device):
                 store=dist.PrefixStore(f"quintet/{attempt}", store),  # type: ignore[attr-defined]
                 rank=rank_info.rank,
                 world_size=rank_info.world_size,
-                timeout=timeout,
+                timeout=collective_timeout(self.device, timeout),
             )
-            self.watchdog = _start_watchdog(rank_info, attempt)
+            self.watchdog = _start_watchdog(rank_info, attempt, watchdog_timeout(self.device, timeout))
         except (RuntimeError, TimeoutError) as error:
             raise LostContactError(
                 f"the {rank_info.world_size} processes of this run did not find each other at MASTER_ADDR and "
@@ -212,10 +212,17 @@ class Engine(Device):
         """Broadcast a number from rank 0."""
         return int(collectives.broadcast(torch.tensor([value], device=self.device)).item())
 
+    def pass_point(self) -> None:
+        """Tell the watchdogs of the other processes that this one moves; see `HangWatchdog.pass_point`."""
+        if self.watchdog is not None:
+            self.watchdog.pass_point()
+
     def explain(self, error: BaseException, grad_accum_steps: int, micro_batch_size: int) -> RunError | None:
         """See `explain_failure`. If contact with another process was lost, also end the processes that still wait."""
         failure = explain_compilation(error) or explain_failure(error, grad_accum_steps, micro_batch_size)
         if isinstance(failure, LostContactError) and self.watchdog is not None:
+            if str(failure) == did_not_answer(()):
+                failure = LostContactError(did_not_answer(self.watchdog.suspects))
             self.watchdog.fail(str(failure))
         return failure
 
@@ -243,6 +250,22 @@ def group_arguments(device: torch.device) -> dict[str, Any]:
     return {"backend": "nccl", "device_id": device} if device.type == "cuda" else {"backend": "gloo"}
 
 
+NCCL_DELAY = timedelta(minutes=1)
+"""What NCCL waits for longer than the watchdog: at its timeout it ends the process without a Python error."""
+GLOO_DELAY = timedelta(seconds=5)
+"""What the watchdog waits for longer than gloo, whose timeout is an error in the main thread, which can end the run."""
+
+
+def collective_timeout(device: torch.device, timeout: timedelta) -> timedelta:
+    """The timeout of the collectives of a process group."""
+    return timeout + NCCL_DELAY if device.type == "cuda" else timeout
+
+
+def watchdog_timeout(device: torch.device, timeout: timedelta) -> timedelta:
+    """The time after which the watchdog ends a run that waits for a hung process."""
+    return timeout if device.type == "cuda" else timeout + GLOO_DELAY
+
+
 def _open_store(rank_info: RankInfo, timeout: timedelta) -> Any:
     """The rendezvous store at MASTER_ADDR and MASTER_PORT, which rank 0 or the launcher hosts."""
     listener = launched.store_socket()
@@ -255,7 +278,7 @@ def _open_store(rank_info: RankInfo, timeout: timedelta) -> Any:
     )
 
 
-def _start_watchdog(rank_info: RankInfo, attempt: str) -> HangWatchdog:
+def _start_watchdog(rank_info: RankInfo, attempt: str, timeout: timedelta) -> HangWatchdog:
     """A watchdog with its own connection to the rendezvous store."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
@@ -267,7 +290,7 @@ def _start_watchdog(rank_info: RankInfo, attempt: str) -> HangWatchdog:
         return True
 
     store = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
-    return HangWatchdog(store, alive, attempt, rank_info.rank, rank_info.world_size)
+    return HangWatchdog(store, alive, attempt, rank_info.rank, rank_info.world_size, timeout.total_seconds())
 
 
 def recompute_activations(module: nn.Module, **options: Any) -> None:
@@ -304,10 +327,7 @@ def explain_failure(error: BaseException, grad_accum_steps: int, micro_batch_siz
         if "Duplicate GPU" in text:
             return RunError("two processes of this run use the same GPU; start one process per GPU")
         if "imed out" in text or "timing out" in text:
-            return LostContactError(
-                "another process of this run did not answer within engine.timeout_seconds; log.txt of the run has the "
-                "stack of each process"
-            )
+            return LostContactError(did_not_answer(()))
         reason = text.splitlines()[0].partition(". ")[0]
         return LostContactError(f"lost contact with another process of this run ({reason}); see that process's log")
     return None

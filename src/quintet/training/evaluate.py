@@ -35,11 +35,13 @@ def evaluate(
     with inference_mode(modules), unsharded(modules.values()):
         # Autocast covers the models only, not the decoding of media in the loader.
         for loaded, is_counted in loader.validation(batch_size, batches):
+            engine.pass_point()
             with engine.autocast():
                 measured = task.measure(modules, loaded.batch.to(engine.device, engine.dtype))
             total = total + (measured if is_counted else measured.zeros_like())
         for split, items in {"validation": loader, **(extra_splits or {})}.items():
             for loaded, is_counted in items.validation(batch_size, -(-generated // batch_size)):
+                engine.pass_point()
                 with engine.autocast():
                     measured = task.measure_generated(modules, loaded.batch.to(engine.device, engine.dtype), split)
                 total = total + (measured if is_counted else measured.zeros_like())

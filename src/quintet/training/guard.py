@@ -1,4 +1,4 @@
-"""`Saver` writes checkpoints; `NonFiniteGuard` skips steps with NaN or infinite values and rolls back.
+"""`NonFiniteGuard` skips steps with NaN or infinite values and rolls back.
 
 A step whose losses, gradients or optimizer moments are not finite is never applied, and a state that is not finite is
 never saved, so a run can be resumed from each of its checkpoints.
@@ -6,9 +6,8 @@ never saved, so a run can be resumed from each of its checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,71 +20,8 @@ from quintet.errors import RunError
 from quintet.training.distributed import sharding
 from quintet.training.engine import Engine
 from quintet.training.run_folder import Run
+from quintet.training.saver import Saver, nonfinite_tensors
 from quintet.training.state import TrainingState, newest_good
-
-
-class Saver:
-    """Saves the training state of a run. A failed save is reported and leaves earlier checkpoints intact."""
-
-    def __init__(self, run: Run, engine: Engine, state: TrainingState, fingerprint: str, notify: Callable[[str], None]):
-        self.run = run
-        self.engine = engine
-        self.state = state
-        self.fingerprint = fingerprint
-        self.notify = notify
-        self.saved_step: int | None = None
-
-    def save(self, final: bool = False) -> None:
-        """Save a checkpoint of this step, unless it exists. A failure raises RunError only for the `final` step."""
-        step = self.state.progress.step
-        if self.saved_step == step:
-            return
-        writes = self.engine.is_main or self.engine.is_sharded
-        problem = self._write(step) if writes else "see the log of rank 0"
-        self.engine.barrier()
-        saved = self.engine.from_main(self.saved_step if self.saved_step is not None else -1)
-        self.saved_step = saved if saved >= 0 else None
-        if final and self.saved_step != step:
-            raise RunError(f"could not save the final checkpoint in {self.run.checkpoints}: {problem}")
-
-    def _write(self, step: int) -> str:
-        """Write the checkpoint; returns the error message, or an empty text."""
-        problem = ""
-        try:
-            contents = self.state.contents(self.engine.world_size, self.fingerprint)
-            if nonfinite := nonfinite_tensors(self.state.tensors(), self.engine):
-                raise OSError(f"{nonfinite[0]} is not finite")
-            if self.engine.is_sharded:
-                sharding.write(self.run.checkpoints, step, contents, self.engine.device)
-            else:
-                checkpoint.write(self.run.checkpoints, step, contents)
-            self.saved_step = step
-        except OSError as error:
-            problem = str(error)
-            self.notify(f"warning: could not save step {step} ({problem}); the previous checkpoint is intact")
-        if self.engine.is_main:
-            self._prune()
-        return problem
-
-    def _prune(self) -> None:
-        try:
-            checkpoint.prune(self.run.checkpoints, self.state.task.config.checkpoint.keep)
-        except OSError as error:
-            self.notify(f"warning: could not delete an old checkpoint ({error})")
-
-    def write_pointer(self, name: str, step: int | None) -> None:
-        """Point `latest` or `best` to a checkpoint, if it exists. Errors are ignored: resuming needs no pointer."""
-        folder = checkpoint.folder_of(self.run.checkpoints, step or 0)
-        if folder.is_dir():
-            self.run.best_effort_write(
-                f"checkpoints/{name}", partial(checkpoint.write_pointer, self.run.checkpoints, name, folder)
-            )
-
-    def set_newer_aside(self, reason: str) -> None:
-        """Set aside all checkpoints of later steps, which the run no longer follows."""
-        for newer in checkpoint.steps(self.run.checkpoints):
-            if checkpoint.step_of(newer) > self.state.progress.step:
-                checkpoint.set_aside(newer, reason)
 
 
 class NonFiniteGuard:
@@ -147,6 +83,7 @@ class NonFiniteGuard:
         progress, limit = self.state.progress, self.state.task.config.train.max_rollbacks
         if progress.rollbacks >= limit:
             return False
+        self.saver.finish()
         step = self.engine.from_main(newest_good(self.run.checkpoints) if self.engine.is_main else -1)
         if step < 0:
             return False
@@ -159,6 +96,7 @@ class NonFiniteGuard:
         return True
 
     def _give_up(self) -> None:
+        self.saver.finish()
         progress, saved = self.state.progress, self.saver.saved_step
         nonfinite = self._nonfinite()
         if nonfinite:
@@ -168,6 +106,7 @@ class NonFiniteGuard:
                 "lower optim.lr, or set train.max_rollbacks to roll back automatically"
             )
         self.saver.save()
+        self.saver.finish()
         raise RunError(
             f"{progress.bad_steps_in_a_row} non-finite steps in a row (train.max_nonfinite_steps); weights are finite "
             f"and saved at step {progress.step}; check the items listed in {self.run.log_file}, or lower optim.lr"
@@ -192,14 +131,3 @@ def largest_moment(optimizer: Optimizer) -> Tensor | None:
         # The norm takes ten times as long there; both are NaN if any element is.
         return torch.stack([bound for moment in moments for bound in moment.aminmax()]).abs().max()
     return nn.utils.get_total_norm(moments, norm_type=torch.inf)
-
-
-def nonfinite_tensors(groups: Mapping[str, Mapping[str, Tensor]], engine: Engine) -> list[str]:
-    """The names of tensors with NaN or infinite values, as `group: tensor`; for a sharded state, on any rank."""
-    nonfinite = [
-        f"{group}: {name}"
-        for group, tensors in groups.items()
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() and not bool(sharding.local_tensor(tensor).isfinite().all())
-    ]
-    return list(dict.fromkeys(collectives.gather_names(nonfinite, engine.device))) if engine.is_sharded else nonfinite

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
-import signal
-import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing.process import BaseProcess
@@ -20,10 +14,10 @@ from torch.utils.data import Dataset as TorchDataset
 
 from quintet.common.batch import Batch, Collate, Dataset, Item, Prepare
 from quintet.common.rng import ItemRNG
+from quintet.common.workers import ignore_signals, kill, start_workers
 from quintet.errors import QuintetError, RunError, UnreadableItem, UsageError
 from quintet.training.engine import Engine
 from quintet.training.order import Order, SampleIndex, replacement
-from quintet.training.signals import SIGNALS
 
 VALIDATION_EPOCH = 2**31
 """The epoch number that validation uses for random numbers: fixed, and never reached by training."""
@@ -87,29 +81,6 @@ class _Reader(TorchDataset[LoadedBatch | QuintetError]):
 
 def _single(loaded: Sequence[LoadedBatch | QuintetError]) -> LoadedBatch | QuintetError:
     return loaded[0]
-
-
-_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
-"""The worker processes of all loaders of this process."""
-
-
-def _kill_workers() -> None:
-    """Kill the workers of loaders that are still open when the process exits, such as after some steps of a script.
-
-    `multiprocessing` would terminate them by SIGTERM, which they ignore, and then wait for them for ever."""
-    _kill(_workers)
-
-
-def _kill(workers: Iterable[BaseProcess]) -> None:
-    for worker in list(workers):
-        if worker.is_alive():
-            worker.kill()
-
-
-def _ignore_signals(worker: int) -> None:
-    """Only the trainer handles stop signals to the process group: it needs its workers until it has saved."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass
@@ -226,7 +197,7 @@ class Loader:
                 pending.clear()
             finally:
                 # DataLoader would wait until they have read what was requested, and then for the end of a time-out.
-                _kill(processes)
+                kill(processes)
                 del batches
 
     def _batches(
@@ -242,23 +213,9 @@ class Loader:
             pin_memory=self.engine.device.type == "cuda",
             generator=generator,
             prefetch_factor=4 if workers else None,
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=ignore_signals,
         )
-        others = set(multiprocessing.active_children())
-        try:
-            with _keep_child_handler():
-                batches = iter(loader)
-        except OSError as error:  # no more processes or open files
-            raise RunError(
-                f"could not start the {workers} data workers ({error.strerror}); reduce data.num_workers"
-            ) from None
-        started = set(multiprocessing.active_children()) - others if workers else set()
-        if workers:
-            _workers.update(started)
-            # Runs before the exit handlers of torch and of `multiprocessing`, which wait: the last one runs first.
-            atexit.unregister(_kill_workers)
-            atexit.register(_kill_workers)
-        return batches, started
+        return start_workers(loader)
 
 
 def _recorded(
@@ -268,18 +225,6 @@ def _recorded(
     for indices in batches_of_indices:
         memory.append(indices)
         yield indices
-
-
-@contextmanager
-def _keep_child_handler() -> Iterator[None]:
-    """Restore the SIGCHLD handler that DataLoader replaces.
-
-    DataLoader's handler raises when a worker dies, at any line of the training, even inside an optimizer step. Without
-    that handler, the error is raised when the next batch is requested."""
-    before = signal.getsignal(signal.SIGCHLD)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, before)
 
 
 @dataclass

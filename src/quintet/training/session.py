@@ -21,12 +21,13 @@ from quintet.training import prepare
 from quintet.training.agreement import check_agreement
 from quintet.training.display import Display
 from quintet.training.engine import Engine
-from quintet.training.guard import NonFiniteGuard, Saver
+from quintet.training.guard import NonFiniteGuard
 from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker
 from quintet.training.order import Order
 from quintet.training.planning.fitting import check_memory
 from quintet.training.run_folder import Run, resume_command
+from quintet.training.saver import Saver
 from quintet.training.schedule import Schedule, schedule_of
 from quintet.training.signals import StopRequest
 from quintet.training.skipped import SkippedMessages
@@ -248,14 +249,21 @@ class TrainingSession:
         self.engine.barrier()
 
     def close(self) -> None:
-        self.run.close()
+        try:
+            self.saver.close()
+        finally:
+            self.run.close()
 
     @property
     def saved_step(self) -> int | None:
+        """The step of the newest checkpoint; waits for a save in flight."""
+        self.saver.join()
         return self.saver.saved_step
 
     def save(self, final: bool = False) -> None:
+        """Save a checkpoint of this step, and wait until it is written."""
         self.saver.save(final)
+        self.saver.finish()
 
     @property
     def device(self) -> torch.device:

@@ -7,7 +7,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+from quintet.common.workers import SIGNALS
 
 
 class StopRequest:

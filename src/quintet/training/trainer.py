@@ -12,7 +12,8 @@ One step:
     else:
         skip the step, count it and report the likely cause
         after too many in a row: restore the last good checkpoint, if `train.max_rollbacks` allows, or stop
-    every n steps: log; evaluate; sample; save        on all ranks; rank 0 writes (with FSDP each rank its shard)
+    every n steps: log; evaluate; sample; save        on all ranks; rank 0 writes (with FSDP each rank its shard); the
+                                                      state is copied, and written while training continues
 
 The public `…Trainer` classes bind this loop to a task.
 """
@@ -80,6 +81,8 @@ class Trainer(TrainingSession):
     def _train(self, log_fn: LogFunction | None) -> None:
         self.open_outputs()
         stopped = False
+        if self.engine.watchdog is not None:
+            self.engine.watchdog.record = lambda reason: self.write_state("failed", error=reason)
         try:
             self.write_state("running")
             if self.pace is not None:
@@ -142,8 +145,9 @@ class Trainer(TrainingSession):
         return [] if self.has_own_schedule else schedule_notes(self.config, self.step)
 
     def close_outputs(self) -> None:
-        """Stop the data workers, the progress display and the trackers."""
+        """Stop the data workers, the progress display and the trackers, and wait for a save in flight."""
         self._stream = None
+        self.saver.join()
         self.display.stop()
         for tracker in self.trackers:
             self.run.best_effort_write(type(tracker).__name__, tracker.close)
@@ -160,6 +164,7 @@ class Trainer(TrainingSession):
             self._stream = loader.training(self._order(), self.step, self.last_step, config.grad_accum_steps)
         loaded = [next(self._stream) for _ in range(config.grad_accum_steps)]
         batches = [self._to_device(each) for each in loaded]
+        self.engine.pass_point()
         ready = time.perf_counter()
         step = self.step
         active = [state for state in self.state.phases if state.phase.active(step)]
@@ -173,6 +178,7 @@ class Trainer(TrainingSession):
         values = [*report.metrics.values(), *norms.values(), *moments]
         finite = torch.stack([value.float() for value in values]).isfinite().all()
         signalled = self._stop.received is not None
+        self.engine.pass_point()
         nonfinite, *reasons = self.engine.any_rank(~finite, signalled, self._stop.out_of_time)
         self._stop.agree(*reasons)
         if not nonfinite:
@@ -189,6 +195,7 @@ class Trainer(TrainingSession):
             self.state.progress.bad_steps_in_a_row = 0
             self.meter.add({**report.metrics, **{f"{name}/gradient_norm": norm for name, norm in norms.items()}})
         self.stopwatch.step(waiting=ready - began, computing=computed - ready)
+        self.engine.pass_point()
         return {**report.metrics, "step": self.step, "stop_requested": self._stop.agreed}
 
     def _set_loss_scale(self) -> None:
@@ -226,6 +233,7 @@ class Trainer(TrainingSession):
         """Log, validate, sample and save, if they are due at this step."""
         config, step = self.config, self.step
         logs: Logs = {}
+        self.saver.poll()
         self.display.update(step)
         logged = step % config.log.every == 0 or final
         last = step == config.train.steps or self._stop.leaves_time
@@ -341,9 +349,7 @@ class Trainer(TrainingSession):
         sign = 1 if direction == "max" else -1
         if progress.best_value is None or sign * value > sign * progress.best_value:
             progress.best_value, progress.best_step = value, self.step
-            self.saver.save()
-            if self.engine.is_main and self.saved_step == self.step:
-                self.saver.write_pointer("best", self.step)
+            self.saver.save(best=True)
 
     def _sample(self) -> Logs:
         """Sample artifacts of the EMA and the live weights. Every rank generates them; rank 0 writes them."""
@@ -367,6 +373,7 @@ class Trainer(TrainingSession):
         folder = Path(path)
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a checkpoint folder{pickle_hint(folder)}")
+        self.saver.finish()
         checkpoint.verify(folder)
         self.state.restore(folder, restore_optimizer)
         self._stream = None

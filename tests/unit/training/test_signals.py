@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quintet.training.signals import SIGNALS, StopRequest
+from quintet.common.workers import SIGNALS
+from quintet.training.signals import StopRequest
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore
 
 from quintet.training.distributed import watchdog as watch_module
-from quintet.training.distributed.watchdog import HangWatchdog
+from quintet.training.distributed.watchdog import HangWatchdog, did_not_answer
 
 
 def watchdog_at(store: HashStore, alive: bool = True, rank: int = 1, attempt: str = "0") -> HangWatchdog:
@@ -64,3 +64,58 @@ def test_a_closed_store_is_not_polled() -> None:
     store = HashStore()
     watchdog_at(store, alive=False).fail("nobody answers")
     assert not store.check(["quintet/0/failed"])
+
+
+# --- processes that do not move -----------------------------------------------------------------------------------
+
+
+def waiting(store: HashStore, points: int) -> HangWatchdog:
+    """The watchdog of process 0 of two, which has passed some points; asked by the test instead of its thread."""
+    watch = HangWatchdog(store, lambda: True, "0", 0, world_size=2, timeout=40)
+    watch.stop()
+    for _ in range(points):
+        watch.pass_point()
+    return watch
+
+
+def published(store: HashStore, watch: HangWatchdog, *progress: str) -> list[tuple[int, ...]]:
+    """The suspects after each of the things that process 1 published, while process 0 waits."""
+    found = []
+    for text in progress:
+        store.set("quintet/0/progress/1", text)
+        found.append(watch._find_suspects(waited=10))
+    return found
+
+
+def test_a_process_that_stays_behind_is_suspected() -> None:
+    store = HashStore()
+    assert published(store, waiting(store, points=4), "3 1", "3 2", "3 3") == [(), (1,), (1,)]
+
+
+def test_a_process_that_moves_or_waits_at_the_same_point_is_not_suspected() -> None:
+    store = HashStore()
+    assert published(store, waiting(store, points=4), "1 1", "2 2", "3 3", "3 4", "4 5", "4 6") == [()] * 6
+
+
+def test_a_process_whose_thread_is_silent_is_suspected() -> None:
+    """It is stopped, or its machine is gone, at whatever point."""
+    store = HashStore()
+    assert published(store, waiting(store, points=4), *["4 7"] * 5) == [(), (), (), (1,), (1,)]
+
+
+def test_the_others_are_looked_at_only_by_a_process_that_waits() -> None:
+    class Unused(HashStore):
+        def get(self, key: str) -> bytes:
+            raise AssertionError(key)
+
+    watch = waiting(Unused(), points=4)
+    assert watch._find_suspects(waited=9) == ()
+
+
+def test_the_sentence_names_the_processes_that_are_known() -> None:
+    sentences = [did_not_answer(ranks) for ranks in ((), (3,), (3, 5))]
+    assert [sentence.partition(" of this run did not answer")[0] for sentence in sentences] == [
+        "another process",
+        "process 3",
+        "processes 3, 5",
+    ]
