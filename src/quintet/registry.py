@@ -168,11 +168,13 @@ RECIPES: Mapping[str, RecipeEntry] = {
         config="MeshAutoencoderConfig",
         task="MeshAutoencoderTask",
         pipeline="MeshAutoencoderPipeline",
-        models=("MeshAutoencoder", "CoordinateTokenizer"),
+        models=("MeshAutoencoder", "CoordinateTokenizer", "WovenTokenizer"),
         trainer="MeshAutoencoderTrainer",
         summary="mesh tokenizer: the faces of meshes to codes and back",
         needs="a folder of meshes",
-        builtin={"coordinates": Builtin({"model.kind": "coordinates"}, choice="model.bins")},
+        builtin={
+            kind: Builtin({"model.kind": kind}, choice="model.bins") for kind in ("coordinates", "woven")
+        },
     ),
     "mesh-transformer": RecipeEntry(
         package="quintet.families.mesh_transformer",

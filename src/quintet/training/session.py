@@ -71,7 +71,11 @@ class TrainingSession:
         run.notify = self.display.note
         if self.engine.watchdog is not None:
             self.engine.watchdog.log = run.write_log_if_run
-        self.config = task.config = config if resume else prepare.resolve(config, len(self.splits.train))
+        if not resume:
+            config = prepare.resolve(config, len(self.splits.train))
+            keys = task.data_keys(self.splits)
+            config = config.changed(keys) if keys else config
+        self.config = task.config = config
         check_agreement(self.engine, task, self.config, self.splits, init)
         self.has_own_schedule = lr_schedule is not None
         self.lr_schedule = lr_schedule or schedule_of(self.config.optim)

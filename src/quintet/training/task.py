@@ -126,6 +126,10 @@ class Task(ABC, Generic[ConfigT]):
     def splits(self) -> Splits:
         """The training and validation data of the configuration."""
 
+    def data_keys(self, splits: Splits) -> Mapping[str, Any]:
+        """Keys that follow from the encoded data; they are recorded when a run starts."""
+        return {}
+
     @property
     def collate(self) -> Collate:
         """The function that combines items into the fields of a batch. Data workers receive a copy of it, so it must

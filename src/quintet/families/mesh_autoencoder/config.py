@@ -12,13 +12,17 @@ from quintet.config.presets import BASE, DEBUG, SMALL, preset
 Width = Annotated[int, Field(ge=8, multiple_of=8)]
 
 
+SMALLEST_GRID = 4
+"""Bins of the tokenizer `woven`, so that there is a position for the next vertex of any generated mesh."""
+
+
 class MeshAutoencoderModelConfig(Section):
     """The tokenizer; its keys are the keyword arguments of `MeshAutoencoder`."""
 
-    kind: Literal["learned", "coordinates"] = Field(
+    kind: Literal["learned", "coordinates", "woven"] = Field(
         "learned",
-        description="learned: a trained autoencoder; coordinates: the quantized coordinates are the codes, and nothing "
-        "is trained.",
+        description="learned: a trained autoencoder; coordinates: the quantized coordinates are the codes; woven: each "
+        "vertex is written once, with codes for how the next face is attached. Only `learned` is trained.",
     )
     vertices_per_face: Literal[3, 4] = Field(
         3, description="Vertices per face: 3 (triangles), or 4 (quads; other files are skipped)."
@@ -58,6 +62,15 @@ class MeshAutoencoderModelConfig(Section):
     attention_window: int = Field(64, gt=0, description="Local attention: number of visible faces on either side.")
     attention_head_dim: int = Field(32, ge=8, description="Local attention: dimension of each attention head.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout probability of every layer.")
+
+    @model_validator(mode="after")
+    def _can_be_woven(self) -> MeshAutoencoderModelConfig:
+        if self.kind == "woven" and (self.vertices_per_face != 3 or self.bins < SMALLEST_GRID):
+            raise ValueError(
+                f"the tokenizer `woven` takes triangles (model.vertices_per_face=3) and model.bins of at least "
+                f"{SMALLEST_GRID}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_fit(self) -> MeshAutoencoderModelConfig:

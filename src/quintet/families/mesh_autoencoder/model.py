@@ -25,6 +25,7 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
+from quintet.families.mesh_autoencoder.woven import WovenTokenizer
 from quintet.families.mesh_autoencoder.features import FaceFeatures, bin_centres, waves
 from quintet.families.mesh_autoencoder.packed import FaceTokenizer, Meshes, check_codes
 from quintet.nn.graph import GraphConvolution, Packing, RowConvolution, counts_at, means_at, packing
@@ -34,7 +35,14 @@ from quintet.nn.transformer import Block
 WAVES = 32
 """Number of cosines of which the initial logits are sums, so that adjacent bins start with similar logits."""
 
-__all__ = ["CoordinateTokenizer", "FaceDecoder", "MeshAutoencoder", "Reconstruction", "blurred_cross_entropy"]
+__all__ = [
+    "CoordinateTokenizer",
+    "FaceDecoder",
+    "MeshAutoencoder",
+    "Reconstruction",
+    "WovenTokenizer",
+    "blurred_cross_entropy",
+]
 
 
 @dataclass

@@ -123,6 +123,19 @@ class FaceTokenizer:
         """Codes (faces, tokens_per_face) of packed meshes."""
         raise NotImplementedError
 
+    def decode_from_codes(self, codes: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+        """Corners (faces, vertices_per_face, 3) of packed codes; `lengths` are the numbers of faces of the meshes."""
+        raise NotImplementedError
+
+    def encode_rows(self, meshes: Meshes) -> list[Tensor]:
+        """The codes (rows, tokens_per_face) of each mesh; a row is a face, except of the tokenizer `woven`."""
+        return [*meshes.by_face.split(self.encode(meshes))]
+
+    def decode_rows(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """The corners (faces, vertices_per_face, 3) of the codes of each mesh."""
+        lengths = [len(row) for row in rows]
+        return [*torch.split(self.decode_from_codes(torch.cat([*rows]), lengths), lengths)]
+
     @torch.no_grad()
     def tokenize(self, vertices: Tensor, faces: Tensor) -> Tensor:
         """Codes (m, tokens_per_face) of one mesh, vertices (n, 3) and faces (m, k).
@@ -130,11 +143,17 @@ class FaceTokenizer:
         Or those of a padded batch with one axis more, in which padding faces and their codes are -1.
         """
         meshes = unpadded(vertices, faces)
-        codes = self.encode(meshes)
+        rows = self.encode_rows(meshes)
         if faces.ndim == 2:
-            return codes
-        padded = meshes.by_face.pad(codes, -1)
-        return F.pad(padded, (0, 0, 0, faces.shape[1] - padded.shape[1]), value=-1)
+            return rows[0]
+        padded = pad_rows(rows)
+        missing = max(0, faces.shape[1] - padded.shape[1])
+        return F.pad(padded, (0, 0, 0, missing), value=-1)
+
+
+def pad_rows(rows: Sequence[Tensor]) -> Tensor:
+    """The codes (rows, tokens_per_face) of several meshes as one batch, padded with -1."""
+    return torch.nn.utils.rnn.pad_sequence([*rows], batch_first=True, padding_value=-1)
 
 
 def check_codes(codes: Tensor, faces: int, tokens_per_face: int) -> None:

@@ -16,11 +16,18 @@ from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderConfig
 from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
 from quintet.families.mesh_autoencoder.model import MeshAutoencoder
-from quintet.families.mesh_autoencoder.packed import collate, meshes_of
+from quintet.families.mesh_autoencoder.packed import collate, meshes_of, pad_rows
+from quintet.families.mesh_autoencoder.woven import WovenTokenizer
 from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_measures import as_triangles, merge_vertices
-from quintet.nn.graph import Packing
 from quintet.pipelines.base import Frozen, Tokenizer
+
+
+KINDS: dict[str, type[MeshAutoencoder] | type[CoordinateTokenizer] | type[WovenTokenizer]] = {
+    "learned": MeshAutoencoder,
+    "coordinates": CoordinateTokenizer,
+    "woven": WovenTokenizer,
+}
 
 
 class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
@@ -36,13 +43,12 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
 
     @classmethod
     def build_modules(cls, config: MeshAutoencoderConfig, frozen: Frozen) -> dict[str, nn.Module]:
-        kind = CoordinateTokenizer if config.model.kind == "coordinates" else MeshAutoencoder
-        return {"autoencoder": kind(config.model)}
+        return {"autoencoder": KINDS[config.model.kind](config.model)}
 
     @property
-    def autoencoder(self) -> MeshAutoencoder | CoordinateTokenizer:
+    def autoencoder(self) -> MeshAutoencoder | CoordinateTokenizer | WovenTokenizer:
         model = self.modules["autoencoder"]
-        assert isinstance(model, MeshAutoencoder | CoordinateTokenizer)
+        assert isinstance(model, MeshAutoencoder | CoordinateTokenizer | WovenTokenizer)
         return model
 
     def encode(self, vertices: Tensor | np.ndarray, faces: Tensor | np.ndarray) -> Tensor:
@@ -81,8 +87,7 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
 
     def encode_batch(self, batch: Batch) -> Tensor:
         """Codes (batch, faces, tokens_per_face) of a batch, padded with -1."""
-        meshes = meshes_of(batch)
-        return meshes.by_face.pad(self.autoencoder.encode(meshes), -1)
+        return pad_rows(self.autoencoder.encode_rows(meshes_of(batch)))
 
     def decode_files(self, codes: Tensor, name: str) -> list[Artifact]:
         return [
@@ -98,10 +103,9 @@ class MeshAutoencoderPipeline(Tokenizer[MeshAutoencoderConfig]):
         """The meshes of codes (meshes, faces, tokens_per_face), padded with -1."""
         if codes.ndim != 3:
             raise UsageError(f"codes must have the shape (meshes, faces, tokens_per_face), not {tuple(codes.shape)}")
-        model, valid = self.autoencoder, (codes >= 0).all(-1)
-        rows = Packing(tuple(valid.sum(1).tolist()), codes.device)
-        corners = model.decode_from_codes(codes[valid], rows.lengths)
-        return [_tidy(merge_vertices(each.cpu().numpy(), model.bins), model.bins) for each in rows.split(corners)]
+        model = self.autoencoder
+        corners = model.decode_rows([row[(row >= 0).all(-1)] for row in codes])
+        return [_tidy(merge_vertices(each.cpu().numpy(), model.bins), model.bins) for each in corners]
 
 
 def _check_mesh(vertices: Tensor, faces: Tensor, corners: int) -> None:

@@ -70,8 +70,8 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
     def latents(self, batch: Batch) -> Tensor:
         if not self.trainable:
             raise UsageError(
-                "model.kind=coordinates cannot be trained; use it as it is: "
-                "`quintet train mesh-transformer DATA --tokenizer coordinates`"
+                f"model.kind={self.config.model.kind} cannot be trained; use it as it is: "
+                f"`quintet train mesh-transformer DATA --tokenizer {self.config.model.kind}`"
             )
         latents: Tensor = self.model.latents(meshes_of(batch))
         return latents
@@ -99,11 +99,12 @@ class MeshAutoencoderTask(TokenizerTask[MeshAutoencoderConfig]):
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         meshes = meshes_of(batch)
         model = self.pipeline(modules).autoencoder
-        codes = model.encode(meshes)
-        decoded = model.decode_from_codes(codes, meshes.face_counts)
-        errors = (coordinate_bins(decoded, model.bins) - coordinate_bins(meshes.corners, model.bins)).abs()
+        rows = model.encode_rows(meshes)
+        decoded = model.decode_rows(rows)
+        codes = torch.cat(rows)
+        errors = (coordinate_bins(torch.cat(decoded), model.bins) - coordinate_bins(meshes.corners, model.bins)).abs()
         sums: dict[str, float] = dict.fromkeys(PER_MESH, 0.0)
-        for original, corners in zip(originals(meshes), meshes.by_face.split(decoded), strict=True):
+        for original, corners in zip(originals(meshes), decoded, strict=True):
             reconstruction = merge_vertices(corners.cpu().numpy(), model.bins)
             distance = compare(original, reconstruction)
             sums["chamfer"] += distance.chamfer

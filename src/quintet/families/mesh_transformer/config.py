@@ -15,13 +15,18 @@ from quintet.config.presets import BASE, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT,
 from quintet.config.text import TextConfig
 
 
+WOVEN_TOKENS_PER_FACE, WOVEN_TOKENS = 4, 16
+"""Longest rows of woven meshes."""
+
+
 class MeshTransformerModelConfig(TextConfig):
     """A transformer over the faces of meshes; its keys are the keyword arguments of `MeshTransformer`."""
 
-    kind: Literal["coarse_fine", "flat"] = Field(
+    kind: Literal["coarse_fine", "flat", "woven"] = Field(
         "coarse_fine",
         description="coarse_fine: a transformer over faces and a small one over the tokens of a face; "
-        "flat: one transformer over all tokens.",
+        "flat: one transformer over all tokens; woven: one that also sees the open boundary, set by the tokenizer "
+        "`woven`.",
     )
     num_codes: int | None = Field(
         None, gt=1, description="Number of codes (vocabulary size); null takes it from the tokenizer."
@@ -48,6 +53,18 @@ class MeshTransformerModelConfig(TextConfig):
         le=4096,
         description="Number of buckets of face counts, for conditioning on the face count; 0 disables it.",
     )
+
+    open_meshes: bool | None = Field(
+        None,
+        description="Whether training meshes have open edges (tokenizer `woven`); null: determined and recorded when "
+        "the run starts.",
+    )
+
+    def max_tokens(self, faces: int) -> int:
+        """The most tokens of a mesh of so many faces; most woven meshes need two or three tokens a face."""
+        if self.kind == "woven":
+            return WOVEN_TOKENS_PER_FACE * faces + WOVEN_TOKENS
+        return faces * (self.tokens_per_face or 1)
 
     @model_validator(mode="after")
     def _fits(self) -> MeshTransformerModelConfig:
@@ -116,7 +133,13 @@ class MeshTransformerSampleConfig(SampleConfig):
     grammar: Literal["none", "strict"] = Field(
         "none",
         description="Grammar: `none` allows any code, and the end token after complete faces; `strict`, for the "
-        "tokenizer `coordinates`, also forbids degenerate, unordered and duplicate faces.",
+        "tokenizer `coordinates`, also forbids degenerate, unordered and duplicate faces. The tokenizer `woven` always "
+        "has its own grammar.",
+    )
+    holes: Literal["auto", "never", "allowed"] = Field(
+        "auto",
+        description="Open edges of generated meshes, with the tokenizer `woven`: `never`, `allowed`, or `auto`: "
+        "allowed if the training data has them (model.open_meshes).",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -25,7 +25,12 @@ from quintet.data.tokenized import FreshTokens, fresh_splits, tokenized_splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig, MeshTransformerModelConfig
 from quintet.families.mesh_transformer.model import PADDING
+from quintet.families.mesh_transformer.woven_states import read_row
+from quintet.media.mesh_weaving import NUM_OPERATIONS, Vocabulary
 from quintet.pipelines.base import Tokenizer
+
+READ_ITEMS = 256
+"""Items of a Python data set that are read to see whether meshes have open edges."""
 
 
 @dataclass
@@ -40,9 +45,11 @@ class FaceDataset:
     positions: Sequence[int]
     """Indices into `codes` of the items that are used."""
     counts: Sequence[int]
-    """Face count of each of them, in the variant with most faces."""
+    """Face count of each of them, in the variant with most faces; or the number of tokens, if they are woven."""
     window: int | None
     train: bool
+    woven_bins: int | None = None
+    """Bins of the tokenizer `woven`; None: the codes are of faces."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -51,10 +58,13 @@ class FaceDataset:
         return self.codes.name(self.positions[item])
 
     def load(self, item: int, rng: ItemRNG) -> Item:
-        return _window_of(self.codes.load(self.positions[item], rng), self.window, self.train, rng)
+        loaded = self.codes.load(self.positions[item], rng)
+        if self.woven_bins is not None:
+            return _woven_item(loaded, self.woven_bins)
+        return _window_of(loaded, self.window, self.train, rng)
 
     def lengths(self) -> list[int]:
-        """The number of faces of each loaded item."""
+        """The number of faces of each loaded item, or of tokens, if it is woven."""
         return [min(count, self.window or count) for count in self.counts]
 
 
@@ -63,7 +73,7 @@ class FreshFaces:
     """The items of a `FaceDataset`, of meshes that are read and encoded at every step: their sizes are not known."""
 
     codes: FreshTokens
-    max_faces: int
+    model: MeshTransformerModelConfig
     window: int | None
     train: bool
 
@@ -75,10 +85,35 @@ class FreshFaces:
 
     def load(self, item: int, rng: ItemRNG) -> Item:
         loaded = self.codes.load(item, rng)
-        faces = len(loaded["codes"])
-        if self.window is None and faces > self.max_faces:
-            raise UnreadableItem(f"{faces} faces, more than model.max_faces={self.max_faces}")
+        count = len(loaded["codes"])
+        if self.window is None and count > _limit(self.model):
+            raise UnreadableItem(_too_large(count, self.model))
+        woven_bins = _woven_bins(self.model)
+        if woven_bins is not None:
+            return _woven_item(loaded, woven_bins)
         return _window_of(loaded, self.window, self.train, rng)
+
+
+def _woven_bins(model: MeshTransformerModelConfig) -> int | None:
+    assert model.num_codes is not None
+    return model.num_codes - NUM_OPERATIONS if model.kind == "woven" else None
+
+
+def _limit(model: MeshTransformerModelConfig) -> int:
+    """The most rows of codes of a mesh: faces, or woven tokens."""
+    return model.max_tokens(model.max_faces) if model.kind == "woven" else model.max_faces
+
+
+def _too_large(count: int, model: MeshTransformerModelConfig) -> str:
+    if model.kind == "woven":
+        return f"{count} tokens, more than the {_limit(model)} of model.max_faces={model.max_faces}"
+    return f"{count} faces, more than model.max_faces={model.max_faces}"
+
+
+def _woven_item(loaded: Item, bins: int) -> Item:
+    """An item of a `FaceDataset` of woven meshes, which are used in full: with `states` (tokens + 1, FEATURES)."""
+    states, faces = read_row(loaded["codes"][:, 0].tolist(), bins)
+    return {**loaded, "states": torch.from_numpy(states), "begins": True, "ends": True, "faces": faces}
 
 
 def _window_of(loaded: Item, window: int | None, train: bool, rng: ItemRNG) -> Item:
@@ -97,12 +132,14 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
     With text embeddings also `vectors` and `words`; see `collate_embeddings`.
     """
     codes = [item["codes"] for item in items]
-    uneven = ("codes", "full_codes", "vectors")
+    uneven = ("codes", "full_codes", "states", "vectors")
     fields = collate_equal([{name: value for name, value in item.items() if name not in uneven} for item in items])
     if "full_codes" in items[0]:
         fields["full_codes"] = [item["full_codes"] for item in items]
     fields["codes"] = torch.nn.utils.rnn.pad_sequence(codes, batch_first=True, padding_value=PADDING)
     fields["lengths"] = torch.tensor([len(each) for each in codes])
+    if "states" in items[0]:
+        fields["states"] = torch.nn.utils.rnn.pad_sequence([item["states"] for item in items], batch_first=True)
     return {**fields, **collate_embeddings(items)}
 
 
@@ -137,7 +174,7 @@ def _fresh_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
 
     def faces(source: Dataset, train: bool = False) -> FreshFaces:
         assert isinstance(source, FreshTokens)
-        return FreshFaces(source, config.model.max_faces, config.loss.window_faces, train)
+        return FreshFaces(source, config.model, config.loss.window_faces, train)
 
     extra_splits = {split: faces(source) for split, source in codes.extra_splits.items()}
     train, validation = faces(codes.train, train=True), faces(codes.validation)
@@ -161,23 +198,38 @@ def _small_enough(
     config: MeshTransformerConfig, codes: TokenDataset | PythonFaces, part: str, skipped: dict[str, str]
 ) -> FaceDataset:
     """The dataset without unreadable meshes and, unless windows are used, without too large ones; see `skipped`."""
-    counts, max_faces = codes.lengths(), config.model.max_faces
+    counts, max_faces = codes.lengths(), _limit(config.model)
     skipped.update({codes.name(item): reason for item, reason in codes.skipped.items()})
     limit = max_faces if config.loss.window_faces is None else max(counts, default=0)
     large = [item for item, count in enumerate(counts) if count > limit]
     for item in large:
-        skipped[codes.name(item)] = f"{counts[item]} faces, more than model.max_faces={max_faces}"
+        skipped[codes.name(item)] = _too_large(counts[item], config.model)
     if large:
+        limit = f"model.max_faces={config.model.max_faces}"
+        windows = "" if config.model.kind == "woven" else ", or set loss.window_faces to train on windows of them"
         say(
-            f"{len(large)} of {len(counts)} meshes ({part}) have more than model.max_faces={max_faces} faces and are "
-            "skipped; raise model.max_faces, or set loss.window_faces to train on windows of them"
+            f"{len(large)} of {len(counts)} meshes ({part}) have more than {limit} faces and are skipped; raise "
+            f"model.max_faces{windows}"
         )
     used = [item for item, count in enumerate(counts) if 0 < count <= limit]
     if counts and not used:
         reasons = {skipped[codes.name(item)]: codes.name(item) for item in reversed(range(len(counts)))}
         listed = "; ".join(f"{name}: {reason}" for reason, name in [*reasons.items()][-3:])
         raise UsageError(f"none of the {len(counts)} items ({part}) can be used ({listed})")
-    return FaceDataset(codes, used, [counts[item] for item in used], config.loss.window_faces, part == "train")
+    counts = [counts[item] for item in used]
+    return FaceDataset(codes, used, counts, config.loss.window_faces, part == "train", _woven_bins(config.model))
+
+
+def has_open_meshes(splits: Splits, bins: int) -> bool:
+    """Whether woven training meshes have open edges; of data that is read at every step, only the first are read."""
+    train = splits.train
+    if isinstance(train, FaceDataset) and isinstance(train.codes, TokenDataset):
+        rows: Iterable[Any] = (train.codes.codes(position) for position in train.positions)
+    else:
+        rng = ItemRNG(0, [0], [0])
+        rows = (train.load(item, rng)["codes"] for item in range(min(len(train), READ_ITEMS)))
+    hole = Vocabulary(bins).hole
+    return any(bool((row == hole).any()) for row in rows)
 
 
 # --- Python data sets -------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.grammar import whole_faces
 from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState, Positions
+from quintet.families.mesh_transformer.woven import Woven, WovenDecoding, states_of
+from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
@@ -32,13 +34,17 @@ from quintet.nn.conditioning import (
 )
 from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.sampling import autoregressive
-from quintet.sampling.autoregressive import Legal, Sampling
+from quintet.sampling.autoregressive import Legal, Rows, Sampling
 from quintet.sampling.guidance import encode_prompts
 
 PADDING = -1
 """Padding value of codes; the model ignores the values of padding."""
 
-KINDS: dict[str, type[CoarseFine] | type[Flat]] = {"coarse_fine": CoarseFine, "flat": Flat}
+KINDS: dict[str, type[CoarseFine] | type[Flat] | type[Woven]] = {
+    "coarse_fine": CoarseFine,
+    "flat": Flat,
+    "woven": Woven,
+}
 
 
 class Predicted(NamedTuple):
@@ -75,9 +81,17 @@ def unpadded(codes: Tensor, lengths: Tensor) -> list[Tensor]:
 
 
 def find_targets(
-    config: MeshTransformerModelConfig, codes: Tensor, lengths: Tensor, begins: Tensor, ends: Tensor
+    config: MeshTransformerModelConfig,
+    codes: Tensor,
+    lengths: Tensor,
+    begins: Tensor,
+    ends: Tensor,
+    states: Tensor | None = None,
 ) -> Targets:
-    """The targets of a batch, see `MeshTransformer.forward`. On a GPU this waits for the number of positions."""
+    """The targets of a batch, see `MeshTransformer.forward`. On a GPU this waits for the number of positions.
+
+    `states` are those of `states_of`, for woven meshes, if they are known.
+    """
     batch, faces, tokens_per_face = codes.shape
     valid, end_id = valid_faces(codes, lengths), config.num_codes
     assert end_id is not None
@@ -88,7 +102,11 @@ def find_targets(
     loss_mask[:, 0] &= begins[:, None]
     after = torch.arange(faces + 1, device=codes.device) == lengths[:, None]
     loss_mask[:, :, 0] |= after & ends[:, None]
-    return Targets(KINDS[config.kind].positions(loss_mask), targets[loss_mask])
+    positions = KINDS[config.kind].positions(loss_mask)
+    if config.kind == "woven":
+        known = states_of(codes, lengths, end_id - NUM_OPERATIONS) if states is None else states
+        positions = positions._replace(states=known)
+    return Targets(positions, targets[loss_mask])
 
 
 def face_buckets(config: MeshTransformerModelConfig, counts: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -131,7 +149,7 @@ class MeshTransformer(Pretrained, nn.Module):
             if table is not None:
                 nn.init.normal_(table.weight, std=EMBEDDING_SCALE)
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
-        self.stages: CoarseFine | Flat = KINDS[config.kind](config, config.tokens_per_face)
+        self.stages: CoarseFine | Flat | Woven = KINDS[config.kind](config, config.tokens_per_face)
         self.to_logits = nn.Linear(config.dim, config.num_codes + 1)
 
     # --- conditioning -----------------------------------------------------------------------------------------
@@ -189,12 +207,29 @@ class MeshTransformer(Pretrained, nn.Module):
             context,
             context_mask,
         )
-        return Predicted(self.to_logits(vectors), targets.codes)
+        states = targets.positions.states
+        if states is not None:
+            states = states.flatten(0, 1).index_select(0, targets.positions.tokens)
+        return Predicted(self.token_logits(vectors, states), targets.codes)
+
+    def token_logits(self, vectors: Tensor, states: Tensor | None = None) -> Tensor:
+        """Logits (positions, num_codes + 1) of output vectors (positions, dim), and of woven meshes the states there,
+        (positions, FEATURES)."""
+        logits: Tensor = self.to_logits(vectors)
+        if states is None or not isinstance(self.stages, Woven):
+            return logits
+        copies = self.stages.copy_logits(vectors, states)
+        return logits + nn.functional.pad(copies, (0, logits.shape[1] - copies.shape[1]))
 
     def logits(self, codes: Tensor, conditioning: Conditioning) -> Tensor:
         """Logits (batch, tokens + 1, num_codes + 1) of every next token of `codes` (batch, faces, tokens_per_face)."""
         self._check(codes)
         batch, faces = codes.shape[:2]
+        if isinstance(self.stages, Woven):
+            lengths = (codes[..., 0] >= 0).sum(1)
+            everything = torch.ones_like(lengths, dtype=torch.bool)
+            rows = self(codes, lengths, conditioning, everything, everything).logits.split((lengths + 1).tolist())
+            return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
         everywhere = torch.ones(batch, faces + 1, self.tokens_per_face, dtype=torch.bool, device=codes.device)
         context, context_mask = self._context(conditioning)
         vectors = self.stages(
@@ -222,14 +257,15 @@ class MeshTransformer(Pretrained, nn.Module):
         prompts: Sequence[Tensor] | None = None,
         max_faces: int | None = None,
         legal: Legal | None = None,
+        holes: bool = False,
         name: str = "decode",
     ) -> Generated:
         """One mesh per text; an empty text means no text, and a face count of 0 no face count.
 
         `embeddings` are text embeddings (batch, words, vector_dim) and their mask, instead of the texts themselves.
         `prompts` are the tokens that the meshes start with, each (tokens,) or (faces, tokens_per_face), of any length.
-        `legal` is the grammar; by default the end token may follow a complete face only. Meshes end after `max_faces`
-        faces at the latest.
+        `legal` is the grammar; by default the end token may follow a complete face only. Woven meshes have a grammar of
+        their own, in which `holes` allows open edges. Meshes end after `max_faces` faces at the latest.
         """
         tokens, lengths = self._prompts(prompts or [torch.empty(0, dtype=torch.int64)] * len(texts), len(texts))
         cond, uncond = self._encode_prompts(texts, negative, embeddings)
@@ -238,14 +274,18 @@ class MeshTransformer(Pretrained, nn.Module):
                 raise UsageError("this model is not conditioned on face counts (model.face_buckets=0)")
             cond |= self.faces(torch.tensor(face_counts))
         limit = self._face_limit(max_faces)
+        settings, begin = settings or Sampling(), self.begin
+        if isinstance(self.stages, Woven):
+            weaving = WovenDecoding(self, limit, holes=holes, is_guided=settings.guidance_scale != 1)
+            begin, legal = weaving.begin, weaving.legal
         decoded = autoregressive.decode(
-            self.begin,
+            begin,
             tokens,
             lengths,
             end_id=self.end_id,
-            max_length=limit * self.tokens_per_face,
+            max_length=self.config.max_tokens(limit),
             rng=rng,
-            settings=settings or Sampling(),
+            settings=settings,
             cond=cond,
             uncond=uncond,
             legal=legal or partial(whole_faces, tokens_per_face=self.tokens_per_face, num_codes=self.end_id),
@@ -254,13 +294,18 @@ class MeshTransformer(Pretrained, nn.Module):
         return self._faces(decoded)
 
     @torch.no_grad()
-    def begin(self, conditioning: Conditioning, batch: int) -> _DecodingState:
+    def begin(self, conditioning: Conditioning, batch: int) -> Rows:
         """The decoding state of a batch, for `sampling/autoregressive.py`."""
+        assert not isinstance(self.stages, Woven)
+        return _DecodingState(self, self.stages.begin(*self.begin_rows(conditioning, batch)))
+
+    def begin_rows(
+        self, conditioning: Conditioning, batch: int
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The start and face count embeddings (batch, dim) of a batch, and its context with the mask."""
         context, context_mask = self._context(conditioning)
         start = self.starts(torch.zeros(batch, dtype=torch.int64, device=self._device))
-        return _DecodingState(
-            self, self.stages.begin(start, self._face_count_vectors(conditioning, batch), context, context_mask)
-        )
+        return start, self._face_count_vectors(conditioning, batch), context, context_mask
 
     def _encode_prompts(
         self, texts: Sequence[str], negative: str | None, embeddings: tuple[Tensor, Tensor] | None
@@ -335,7 +380,7 @@ class MeshTransformer(Pretrained, nn.Module):
                 f"codes of shape {tuple(codes.shape)} are not (batch, faces, {self.tokens_per_face}) "
                 f"(model.tokens_per_face)"
             )
-        if codes.shape[1] > self.config.max_faces:
+        if codes.shape[1] * self.tokens_per_face > self.config.max_tokens(self.config.max_faces):
             raise UsageError(f"{codes.shape[1]} faces are more than model.max_faces={self.config.max_faces}")
 
     @property

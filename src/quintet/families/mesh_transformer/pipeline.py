@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
                 f"'{tokenizer.recipe}'"
             )
         found = {"model.num_codes": model.num_codes, "model.tokens_per_face": model.tokens_per_face}
+        config = _with_kind(config, tokenizer)
         return super().fit(config.adopt(f"the tokenizer {tokenizer.reference}", found), frozen)
 
     @property
@@ -129,14 +131,13 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
             prompts=None if part is None else [part] * len(texts),
             max_faces=config.max_faces,
             legal=legal,
+            holes=config.holes == "allowed" or (config.holes == "auto" and bool(self.config.model.open_meshes)),
         )
 
     def decode(self, rows: Sequence[Tensor]) -> list[Mesh]:
         """The meshes of codes (faces, tokens_per_face), without cleaning or repair."""
         model = self.frozen["tokenizer"].model
-        faces = [len(row) for row in rows]
-        corners = model.decode_from_codes(torch.cat([*rows]), faces).cpu()
-        soups = [merge_vertices(part.double().numpy(), model.bins) for part in torch.split(corners, faces)]
+        soups = [merge_vertices(part.cpu().double().numpy(), model.bins) for part in model.decode_rows(rows)]
         return [Mesh(mesh.vertices, as_triangles(mesh.faces)) for mesh in soups]
 
     def grammar(self) -> Legal | None:
@@ -144,6 +145,8 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         if self.config.sample.grammar == "none":
             return None
         keys = self.frozen["tokenizer"].model.config
+        if keys.kind == "woven":
+            raise UsageError("sample.grammar=strict is for the tokenizer `coordinates`; `woven` has its own grammar")
         if keys.kind != "coordinates" or keys.vertices_per_face != 3:
             raise UsageError(
                 "sample.grammar=strict needs a model trained with the tokenizer `coordinates` on triangles"
@@ -153,6 +156,8 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
     def _encode_part(self, path: Path) -> Tensor:
         """The codes (faces, tokens_per_face) of a partial mesh."""
         tokenizer, sample = self.frozen["tokenizer"].model, self.config.sample
+        if tokenizer.config.kind == "woven":
+            raise UsageError("--mesh needs a model trained with the tokenizer `coordinates` or a mesh-autoencoder")
         try:
             part = _read_part(path, tokenizer.bins)
         except UnreadableItem as problem:
@@ -164,6 +169,20 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         vertices, faces = torch.from_numpy(part.vertices).float(), torch.from_numpy(part.faces)
         codes: Tensor = tokenizer.tokenize(vertices.to(self.device), faces.to(self.device))
         return codes
+
+
+def _with_kind(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> MeshTransformerConfig:
+    """The configuration with `model.kind=woven` for the tokenizer `woven`; `UsageError` if they contradict."""
+    is_woven, kind = tokenizer.model.config.kind == "woven", config.model.kind
+    if not is_woven and kind == "woven":
+        raise UsageError("model.kind=woven needs --tokenizer woven")
+    if not is_woven:
+        return config
+    if kind == "flat":
+        raise UsageError("model.kind=flat is for codes of faces; leave it out with --tokenizer woven")
+    if config.loss.window_faces is not None:
+        raise UsageError("loss.window_faces cuts meshes between faces; leave it out with --tokenizer woven")
+    return config.changed({"model.kind": "woven"})
 
 
 def _read_part(path: Path, bins: int) -> Mesh:

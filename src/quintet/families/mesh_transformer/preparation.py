@@ -35,13 +35,16 @@ class MeshTransformerPreparation:
         assert self.model.num_codes is not None
         codes_or_0 = codes.masked_fill(~valid_faces(codes, batch["lengths"]), 0)
         check_vocabulary(batch.names, codes_or_0, self.model.num_codes)
-        targets = find_targets(self.model, codes, batch["lengths"], batch["begins"], batch["ends"])
+        states = batch["states"] if "states" in batch else None
+        targets = find_targets(self.model, codes, batch["lengths"], batch["begins"], batch["ends"], states)
         fields: dict[str, Any] = {
             **prepared_texts(self.prepare_texts, batch, rng.uniform("keep text") >= self.loss.cond_drop_prob),
             "predicted_tokens": targets.positions.tokens,
             "predicted_faces": targets.positions.faces,
             "targets": targets.codes,
         }
+        if states is None and targets.positions.states is not None:
+            fields["states"] = targets.positions.states
         if self.model.face_buckets:
             keep = rng.uniform("keep faces") >= self.loss.face_count_drop_prob
             fields["face_buckets"] = face_buckets(self.model, batch["faces"], keep)
@@ -50,4 +53,5 @@ class MeshTransformerPreparation:
 
 def targets_of(batch: Batch) -> Targets:
     """The targets of a prepared batch."""
-    return Targets(Positions(batch["predicted_tokens"], batch["predicted_faces"]), batch["targets"])
+    states = batch["states"] if "states" in batch else None
+    return Targets(Positions(batch["predicted_tokens"], batch["predicted_faces"], states), batch["targets"])

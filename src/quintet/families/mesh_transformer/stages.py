@@ -19,7 +19,7 @@ from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions, Rotary
 from quintet.nn.transformer import Transformer
 
 
-def _text_transformer(config: MeshTransformerModelConfig, max_length: int) -> Transformer:
+def text_transformer(config: MeshTransformerModelConfig, max_length: int) -> Transformer:
     """A causal transformer over up to `max_length` positions, with cross-attention to the text."""
     head_dim = config.dim // config.heads
     return Transformer(
@@ -41,6 +41,8 @@ class Positions(NamedTuple):
     """(positions,), their flat indices: among the tokens of `faces`, or of all rows."""
     faces: Tensor | None = None
     """The flat indices of faces with a predicted position, over (batch, faces + 1)."""
+    states: Tensor | None = None
+    """Of woven meshes: the state (batch, tokens + 1, FEATURES) in which each token is predicted."""
 
 
 class CoarseFine(nn.Module):
@@ -52,7 +54,7 @@ class CoarseFine(nn.Module):
         self.tokens_per_face = tokens_per_face
         self.max_faces = config.max_faces
         self.to_face = nn.Linear(tokens_per_face * dim, dim)
-        self.coarse = _text_transformer(config, config.max_faces + 1)
+        self.coarse = text_transformer(config, config.max_faces + 1)
         self.fine = Transformer(
             dim,
             config.fine_depth,
@@ -159,7 +161,7 @@ class Flat(nn.Module):
         self.tokens_per_face = tokens_per_face
         self.max_length = config.max_faces * tokens_per_face + 1
         self.places = nn.Parameter(torch.randn(tokens_per_face, config.dim) * EMBEDDING_SCALE)
-        self.transformer = _text_transformer(config, self.max_length)
+        self.transformer = text_transformer(config, self.max_length)
 
     def forward(
         self,

@@ -19,12 +19,13 @@ from quintet.common.statistics import Statistics
 from quintet.data.captioned import inferred_text_keys
 from quintet.data.splits import Splits
 from quintet.families.mesh_transformer import data
-from quintet.families.mesh_transformer.config import MeshTransformerConfig
+from quintet.families.mesh_transformer.config import WOVEN_TOKENS, MeshTransformerConfig
 from quintet.families.mesh_transformer.model import MeshTransformer, Targets, unpadded
 from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformerPipeline
 from quintet.families.mesh_transformer.preparation import MeshTransformerPreparation, targets_of
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
+from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.media.mesh_measures import compare_sets, is_valid, is_watertight, point_cloud
 from quintet.media.mesh_render import contact_sheet
 from quintet.nn.losses import token_losses
@@ -69,6 +70,13 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         preparation = None if encoder is None else encoder.preparation
         return MeshTransformerPreparation(self.transformer.config, self.config.loss, preparation)
 
+    def data_keys(self, splits: Splits) -> Mapping[str, object]:
+        model = self.config.model
+        if model.kind != "woven" or model.open_meshes is not None:
+            return {}
+        assert model.num_codes is not None
+        return {"model.open_meshes": data.has_open_meshes(splits, model.num_codes - NUM_OPERATIONS)}
+
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         return dataset.lengths() if hasattr(dataset, "lengths") else None
 
@@ -76,6 +84,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         faces, per_face = self.config.model.max_faces, self.transformer.tokens_per_face
         window = min(faces, self.config.loss.window_faces or faces)
         codes = torch.zeros(window, per_face, dtype=torch.long)
+        if self.config.model.kind == "woven":
+            codes = torch.zeros(2 * faces + WOVEN_TOKENS, 1, dtype=torch.long)  # as many as a closed mesh has
         return {"codes": codes, "faces": faces, "begins": True, "ends": True, "texts": EXAMPLE_CAPTION}
 
     # --- training ---------------------------------------------------------------------------------------------
