@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from quintet.config import AudioDataConfig, NegativePromptOptions, RunConfig
 from quintet.config.masked import CorruptionConfig, MaskedSampleConfig
-from quintet.config.presets import BASE_GENERATOR, DEBUG_GENERATOR, SMALL_GENERATOR, preset
+from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
 from quintet.config.text import TextConfig, known_text
 
 Steps = Annotated[int, Field(ge=1, le=1000)]
@@ -222,17 +222,19 @@ class SoundStormConfig(RunConfig):
     OPTIONS = SoundStormOptions
     FROZEN_KEYS = ("tokenizer", "condition")
     PRESETS: ClassVar = {
-        "debug": preset(DEBUG_GENERATOR, model={"head_dim": 16}, data={"seconds": 1.0}, sample={"steps": [4, 1]}),
+        "debug": preset(
+            DEBUG_GENERATOR, DEBUG_TEXT, model={"head_dim": 16}, data={"seconds": 1.0}, sample={"steps": [4, 1]}
+        ),
         # Trains on two CPU cores within an hour.
         "small": preset(
             SMALL_GENERATOR,
-            model={"num_quantizers": 4, "head_dim": 32},
+            model={"num_quantizers": 4, "head_dim": 32, "text": "auto", "text_dim": 96},
             loss={"coarse_bias": 2.0},
             train={"steps": 3200},
             sample={"steps": [16, 4, 2, 1], "guidance_scale": 2.0, "temperature": 0.7, "num": 8},
             eval={"num_generated": 64},
         ),
-        "base": preset(BASE_GENERATOR, model={"depth": 12}, data={"seconds": 30.0}, optim={"lr": 2e-4}),
+        "base": preset(BASE_GENERATOR, BASE_TEXT, model={"depth": 12}, data={"seconds": 30.0}, optim={"lr": 2e-4}),
     }
 
     recipe: Literal["soundstorm"] = Field("soundstorm", description="Recipe of the run.")

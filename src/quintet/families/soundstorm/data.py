@@ -2,7 +2,8 @@
 
 Windows of `data.seconds` are used, of each clip the first or several (`data.windows`). Codes and MuLaN embeddings of
 clips are stored in the token cache. Semantic tokens are read from a separate folder, by file name. Python datasets may
-hold token ids, as the original trainer takes them: (semantic, acoustic) pairs, dictionaries of both, or acoustic tokens alone.
+hold token ids, as the original trainer takes them: (semantic, acoustic) pairs, dictionaries of both, or acoustic tokens
+alone.
 """
 
 from __future__ import annotations

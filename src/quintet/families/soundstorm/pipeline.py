@@ -118,8 +118,11 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
         generated = self.generate_texts(requested, options.seconds, options.prompt, keep, options.negative_prompt)
         kept = {} if keep is None else {name: getattr(options, name) for name in KEEP_OPTIONS}
         inputs = {"prompt": options.prompt, "negative": options.negative_prompt, **kept}
-        seconds = len(generated.clips[0].codes) / self.codec.frame_rate
-        common = {**sample_record(self.config.sample, options.seed, **inputs), "seconds": seconds}
+        num_frames = len(generated.clips[0].codes)
+        common = sample_record(self.config.sample, options.seed, **inputs)
+        common["seconds"] = num_frames / self.codec.frame_rate
+        if num_frames <= self.soundstorm.net.max_frames:
+            common["settings"].pop("overlap")  # of no effect
         scores = [0.0] * len(generated.clips) if generated.scores is None else generated.scores.tolist()
         clips: list[Artifact] = []
         for number, (clip, text, score) in enumerate(zip(generated.clips, requested.items, scores, strict=True)):
