@@ -17,6 +17,8 @@ Spans = tuple[tuple[float, float], ...]
 """Starts and ends in seconds, in order and without overlap."""
 
 KEEP_OPTIONS = ("keep", "keep_every", "keep_quantizers")
+ROUNDING = 1e-6
+"""Of a frame: seconds with few decimals are no exact binary fractions."""
 FADE_SECONDS = 0.01
 """Length of the cross-fade from a kept span to what is generated around it."""
 _SPAN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*-\s*(\d+(?:\.\d*)?|\.\d+)\s*")
@@ -85,10 +87,6 @@ def kept_frames(keep: Keep, prompt_frames: int, frame_rate: float, seconds: floa
             if end > seconds + 0.5 / frame_rate:
                 raise UsageError(f"--keep {start:g}-{end:g} is outside of the clip, which has {seconds:.2f} s")
             first, last = frame_span(start, end, frame_rate)
-            if first >= min(last, prompt_frames):
-                raise UsageError(
-                    f"--keep {start:g}-{end:g} is shorter than a frame of the tokenizer, {1 / frame_rate:.3g} s"
-                )
             mask[first:last] = True
     if keep.every is not None:
         mask &= torch.arange(prompt_frames) % keep.every == 0
@@ -98,8 +96,8 @@ def kept_frames(keep: Keep, prompt_frames: int, frame_rate: float, seconds: floa
 
 
 def frame_span(start: float, end: float, frame_rate: float) -> tuple[int, int]:
-    """First and last frame (exclusive) of a span of seconds."""
-    return round(start * frame_rate), round(end * frame_rate)
+    """First and last frame (exclusive) of a span of seconds: all frames that have a part in it."""
+    return math.floor(start * frame_rate + ROUNDING), math.ceil(end * frame_rate - ROUNDING)
 
 
 def composite(generated: Tensor, original: Tensor, keep: Keep, frame_rate: float, rate: int) -> Tensor:
