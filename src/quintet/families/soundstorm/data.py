@@ -26,8 +26,9 @@ from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
 from quintet.data.audio import FIELDS, PythonAudio, audio_folder_splits, report_resampling
 from quintet.data.audio_windows import with_windows
-from quintet.data.captioned import check_captions
+from quintet.data.captioned import check_captions, inferred_text_keys
 from quintet.data.index.captions import equal_captions
+from quintet.data.index.listing import list_media
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.text_embeddings import VECTORS, collate_embeddings, embedding_of
@@ -38,8 +39,12 @@ from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.conditioning import length_mismatch
 from quintet.families.soundstorm.config import SoundStormConfig, SoundStormModelConfig
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
+from quintet.media.audio import EXTENSIONS
+from quintet.nn.text import words_of
 
 PADDING = -1
+MAX_KNOWN_WORDS = 2000
+"""Words that a run records at most; of a larger vocabulary hardly a word is unknown by mistake."""
 _PADDED = ("codes", "semantic")
 _VARIABLE_LENGTH = (*_PADDED, "vectors")
 
@@ -96,6 +101,30 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
             fields[name] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=PADDING)
     fields["frames"] = (fields["codes"] >= 0).any(-1)
     return {**fields, **collate_embeddings(items)}
+
+
+def text_keys(config: SoundStormConfig, has_condition: bool) -> dict[str, Any]:
+    """The text encoder for `model.text=auto`, the names of the classes, and the words of the captions."""
+    keys: dict[str, Any] = {}
+    if config.model.text == "auto":
+        keys["model.text"] = "words" if not has_condition and _distinct_captions(config) else "none"
+        config = config.changed(keys)
+    keys |= inferred_text_keys(config.model, config.data, EXTENSIONS)
+    if config.model.text == "words" and config.model.known_words is None:
+        words = sorted({word for caption in _distinct_captions(config) for word in words_of(caption)})
+        keys |= {"model.known_words": words} if 0 < len(words) <= MAX_KNOWN_WORDS else {}
+    return keys
+
+
+def _distinct_captions(config: SoundStormConfig) -> set[str]:
+    """The distinct captions of the data; none for a Python dataset."""
+    if config.data.path is None:
+        return set()
+    return {
+        entry.text
+        for entry in list_media(config.data.path, EXTENSIONS, cache=config.data.cache_dir).entries
+        if entry.text
+    }
 
 
 def clip_splits(config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None) -> Splits:

@@ -17,7 +17,6 @@ from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
 from quintet.families.soundstorm import data
-from quintet.families.soundstorm.captions import text_keys
 from quintet.families.soundstorm.clips import SPECTROGRAM_WIDTH, GeneratedAudio
 from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.masking import MaskedCodes, mask_level
@@ -47,7 +46,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         tokenizer = self.frozen.get("tokenizer")
         if tokenizer is not None:
             self.config = _with_semantic_keys(self.config)
-        self.config = self.config.changed(text_keys(self.config, "condition" in self.frozen))
+        self.config = self.config.changed(data.text_keys(self.config, "condition" in self.frozen))
         self.conditioner = MuLaNConditioner.of(self.frozen, self.config.model.condition_form)
         self.is_new = not modules
         self.modules = dict(modules or SoundStormPipeline.build_modules(self.config, self.frozen))
