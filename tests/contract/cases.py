@@ -363,11 +363,13 @@ CASES: Mapping[str, Case] = {
                 "optim.name=muon",
             ),
             "untold": ("condition=null", "loss.coarse_bias=2", "train.grad_accum_steps=2"),
+            "words": ("condition=null", "model.text=words", "model.text_dim=16", "train.grad_accum_steps=2"),
         },
         brief=("train.steps=4",),
         poison=None,
         resumed=(
             "model.self_critic=true model.self_conditioning=true optim.name=muon",
+            "condition=null model.text=words model.text_dim=16 data.windows=2 optim.name=muon",
             "loss.caption_cond_prob=0.5 model.dropout=0.1",
             "condition=null",
         ),

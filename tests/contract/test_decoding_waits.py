@@ -18,11 +18,11 @@ import pytest
 import quintet.families.soundstorm.decoding
 import quintet.sampling.autoregressive
 import quintet.sampling.masked
-from contract.cases import GOLDEN
+from contract.cases import GOLDEN, TINY_SOUNDSTORM
 from contract.test_generators import GENERATORS
 from fakegpu import device
 from fakegpu.commands import run_all
-from helpers import forked
+from helpers import forked, succeed
 from quintet.sampling.autoregressive import GPU_READ_INTERVAL, Decoded
 
 
@@ -70,6 +70,19 @@ def test_decoding_waits_as_often_as_the_table_says(recipe: str, tmp_path: Path) 
         waits, units = decoding["waits"], decoding["units"]
         expected = budget.waits(units)
         assert len(waits) == expected, "\n".join([f"{expected} waits in {units} parts of decoding, but found:", *waits])
+
+
+def test_decoding_of_a_soundstorm_that_reads_captions_waits_no_more(sounds: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    keys = ("condition=null", "model.text=words", "model.text_dim=16", "train.steps=1")
+    succeed("train", "soundstorm", sounds, "--out", run, *TINY_SOUNDSTORM, *keys)
+    long = [*TEXT, "--seconds", "0.5", "--negative", "a drum", "sample.guidance_scale=2", "sample.steps=[3]"]
+    command = ["sample", str(run), "--num", "1", "--out", str(tmp_path / "out"), *long]
+    file = tmp_path / "waits.jsonl"
+    with forked([], tmp_path / "said", partial(run_and_record, [command], file)) as process:
+        assert process.end() == 0, process.seen
+    waits = [json.loads(line)["waits"] for line in file.read_text().splitlines()]
+    assert [len(each) for each in waits] == [BUDGETS["soundstorm"].once] * 6  # three windows of two levels
 
 
 def run_and_record(commands: list[list[str]], file: Path) -> None:

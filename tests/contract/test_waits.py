@@ -28,6 +28,7 @@ MORE = [
     ("phenaki", "loss.frame_autoregressive=true loss.critic=true"),
     ("soundstorm", "model.self_critic=true model.self_conditioning=true loss.random_token_prob=0.1"),
     ("soundstorm", "loss.caption_cond_prob=0.5 model.condition_form=quantized loss.mask_span=3"),
+    ("soundstorm", "condition=null model.text=words model.text_dim=16 data.windows=2"),
     ("mesh-transformer", "model.kind=flat loss.window_faces=16 train.grad_accum_steps=2"),
     ("mulan", "train.grad_accum_steps=2 model.audio.patch_dropout=0.5 data.word_dropout=0.5"),
     ("vqgan", "model.quantizer=vq loss.lecam=0.01"),

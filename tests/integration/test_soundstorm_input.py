@@ -201,11 +201,7 @@ def test_invalid_sampling_options_are_refused(conditional: Path, unconditional: 
     for run, options, message in (
         (unconditional, ("--text", "a flute"), "was trained without --condition"),
         (unconditional, ("sample.best_of=2",), "it needs --text, and a model trained with --condition"),
-        (
-            conditional,
-            ("--seconds", 0.5, "--text", "a flute"),
-            "--seconds 0.5 is longer than the maximum of this model, 0.3 s",
-        ),
+        (conditional, ("--seconds", 1e6), "--seconds 1e+06 is longer than a day, 86400 s"),
         (conditional, ("--seconds", 0), "--seconds 0 must be a number above 0"),
         (conditional, ("--seconds", "nan"), "--seconds nan must be a number above 0"),
         (
@@ -221,7 +217,7 @@ def test_invalid_sampling_options_are_refused(conditional: Path, unconditional: 
         (conditional, ("--prompt", tmp_path / "words.wav"), "not a sound file"),
         (conditional, ("--prompt", tmp_path / "none.wav"), "none.wav"),
         (conditional, (*short, "sample.best_of=2"), "it needs --text"),
-        (conditional, ("--negative", "a drum", "--text", "a flute"), "does not take --negative"),
+        (conditional, ("--negative", "a drum", "--text", "a flute"), "a negative prompt needs guidance"),
     ):
         assert message in refusal("sample", run, "--out", tmp_path / "out", *options), options
     assert not (tmp_path / "out").exists()

@@ -12,6 +12,14 @@ PRETRAINED = "hf:"
 """Prefix of the folder or name of a pretrained model of `transformers`."""
 
 
+def known_text(text: str) -> str:
+    """`text`, the name of a text encoder; `ValueError` if there is none of this name."""
+    named = text.startswith(PRETRAINED) and text.removeprefix(PRETRAINED).strip()
+    if text not in ("bytes", "words", "classes", "vectors", "none") and not named:
+        raise ValueError("choose bytes, words, classes, vectors, none, or hf:PATH_OR_NAME")
+    return text
+
+
 class TextConfig(Section):
     """Text conditioning of a generator."""
 
@@ -42,10 +50,7 @@ class TextConfig(Section):
     @field_validator("text")
     @classmethod
     def _known_text(cls, text: str) -> str:
-        named = text.startswith(PRETRAINED) and text.removeprefix(PRETRAINED).strip()
-        if text not in ("bytes", "words", "classes", "vectors", "none") and not named:
-            raise ValueError("choose bytes, words, classes, vectors, none, or hf:PATH_OR_NAME")
-        return text
+        return known_text(text)
 
     @field_validator("classes")
     @classmethod

@@ -71,7 +71,7 @@ class AudioFolder(FolderDataset[Samples]):
         windows = [self._read(item, start, min(window, frames)) for start in starts]
         # A long clip is one window and no part of the cache, so it needs no copy.
         read = windows[0] if len(windows) == 1 and item not in self._cached else np.concatenate(windows)
-        return {**self.metadata(item), **_windows(read)}
+        return {**self.metadata(item), **windows_of(read)}
 
     @property
     def preprocessing_key(self) -> str:
@@ -134,7 +134,8 @@ class AudioFolder(FolderDataset[Samples]):
         return self._cache(item, samples, samples.nbytes)
 
 
-def _windows(read: Samples) -> Item:
+def windows_of(read: Samples) -> Item:
+    """The fields of windows (windows, samples)."""
     wavs = torch.from_numpy(read)
     return {"wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
 
@@ -174,11 +175,13 @@ def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:
     return sums / counts.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def audio_folder_splits(config: AudioDataConfig, rate: int, *, first_window_only: bool = False) -> Splits:
+def audio_folder_splits(
+    config: AudioDataConfig, rate: int, *, first_window_only: bool = False, uses_captions: bool | None = None
+) -> Splits:
     """Splits of the folders that the configuration names.
 
     Outside training an item is the full clip, unless the configuration has keys for windows. With `first_window_only`
-    an item is always the first window of its clip.
+    an item is always the first window of its clip. `uses_captions` is that of `split_folder`.
     """
     make = partial(
         AudioFolder,
@@ -191,7 +194,7 @@ def audio_folder_splits(config: AudioDataConfig, rate: int, *, first_window_only
     )
     if isinstance(config, WindowedAudioDataConfig):
         make = partial(make, full_clip=False, stride=config.stride, max_windows=config.max_windows)
-    return split_folder(config, audio.EXTENSIONS, make)
+    return split_folder(config, audio.EXTENSIONS, make, uses_captions=uses_captions)
 
 
 def report_resampling(source: Dataset, rate: int, rate_owner: str) -> None:
@@ -252,7 +255,7 @@ class PythonAudio(PythonDataset):
             stride = max(1, round(self.config.stride * self.rate))
             starts = audio.window_starts(frames, window, stride, self.config.max_windows)
         read = np.stack([self._normalised(wave[start : start + window]) for start in starts])
-        return {**self._text(item, routed), **_windows(read)}
+        return {**self._text(item, routed), **windows_of(read)}
 
     def metadata(self, item: int) -> Item:
         return self._text(item, self.routed(item))
@@ -305,10 +308,11 @@ def python_audio_splits(
     declared: Sequence[str] | None = None,
     captioned: bool = True,
     first_window_only: bool = False,
+    kind: type[PythonAudio] = PythonAudio,
 ) -> Splits:
     """Splits of a Python data set, by fraction and seed unless `validation` is another data set.
 
     Without `captioned`, texts are not read. With `first_window_only` an item is always the first window of its clip.
     """
-    make = partial(PythonAudio, rate=rate, config=config, captioned=captioned, first_window_only=first_window_only)
+    make = partial(kind, rate=rate, config=config, captioned=captioned, first_window_only=first_window_only)
     return split_object(dataset, config, make, validation, declared)

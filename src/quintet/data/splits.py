@@ -124,9 +124,17 @@ MakeDataset = Callable[..., FolderDataset[Any]]
 
 
 def split_folder(
-    config: DataConfig, extensions: frozenset[str], make: MakeDataset, *, image_sequences: bool = False
+    config: DataConfig,
+    extensions: frozenset[str],
+    make: MakeDataset,
+    *,
+    image_sequences: bool = False,
+    uses_captions: bool | None = None,
 ) -> Splits:
-    """Splits of the folders of a configuration; with `image_sequences`, a folder of numbered images is one item."""
+    """Splits of the folders of a configuration; with `image_sequences`, a folder of numbered images is one item.
+
+    `uses_captions` tells the user of missing captions; None: if the configuration can allow them to be missing.
+    """
     root = _required(config)
     found = list_media(root, extensions, image_sequences=image_sequences, cache=config.cache_dir)
     train, held_out, aside = split_items(
@@ -135,7 +143,8 @@ def split_folder(
     # A folder that only validates (`eval --data`, `encode`, …) needs no training items.
     if not len(train) and config.validation_path != root:
         raise no_training_items([*aside, *(["validation"] if len(held_out) else [])])
-    uses_captions = "allow_missing_captions" in type(config).model_fields
+    if uses_captions is None:
+        uses_captions = "allow_missing_captions" in type(config).model_fields
     _say_notes(root, found, uses_captions)
     if config.validation_path != root:
         for note in unused_split_notes(aside):

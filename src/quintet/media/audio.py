@@ -11,7 +11,8 @@ import functools
 import io
 import math
 import os
-from collections.abc import Iterator, Sequence
+import wave
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from quintet.common.files import replace_bytes
+from quintet.common.files import atomic_write, replace_bytes
 from quintet.errors import UsageError
 from quintet.media.audio_formats import AudioHeader, Samples, read_blocks, read_frames, read_header
 from quintet.media.budget import check_memory
@@ -366,14 +367,30 @@ def write_audio(samples: Samples | Tensor | Sequence[float], path: str | os.Path
     file_format = WRITABLE.get(path.suffix.lower())
     if file_format is None:
         raise UsageError(f"cannot write {path}: '{path.suffix}' is not among {', '.join(WRITABLE)}")
-    values = samples if isinstance(samples, np.ndarray | Sequence) else samples.detach().float().cpu().numpy()
-    finite = np.nan_to_num(np.asarray(values, np.float64), nan=0.0, posinf=1.0, neginf=-1.0)
-    if finite.ndim not in (1, 2):
-        raise ValueError(f"audio is (frames,) or (channels, frames), not {finite.shape}")
-    pcm = np.clip(np.rint(finite * 32768), -32768, 32767).astype(np.int16)
+    pcm = _pcm(samples)
     path.parent.mkdir(parents=True, exist_ok=True)
     # In memory first: soundfile does not report errors of a file, such as a full disk.
     encoded = io.BytesIO()
     soundfile.write(encoded, pcm.T, rate, format=file_format, subtype="PCM_16")
     replace_bytes(path, encoded.getbuffer(), durable=False)
     return path
+
+
+def write_chunks(chunks: Iterable[Samples | Tensor], path: str | os.PathLike[str], rate: int) -> Path:
+    """Write chunks (frames,) one after another as a 16-bit WAV file, atomically; only one chunk is in memory."""
+    with atomic_write(Path(path)) as temporary, temporary.open("wb") as file, wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(rate)
+        for chunk in chunks:
+            writer.writeframes(_pcm(chunk).astype("<i2").tobytes())
+    return Path(path)
+
+
+def _pcm(samples: Samples | Tensor | Sequence[float]) -> npt.NDArray[np.int16]:
+    """Samples (frames,) or (channels, frames) as 16-bit integers."""
+    values = samples if isinstance(samples, np.ndarray | Sequence) else samples.detach().float().cpu().numpy()
+    finite = np.nan_to_num(np.asarray(values, np.float64), nan=0.0, posinf=1.0, neginf=-1.0)
+    if finite.ndim not in (1, 2):
+        raise ValueError(f"audio is (frames,) or (channels, frames), not {finite.shape}")
+    return np.clip(np.rint(finite * 32768), -32768, 32767).astype(np.int16)

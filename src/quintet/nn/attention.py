@@ -334,3 +334,16 @@ def attention_mask(mask: Tensor, causal: bool = False) -> Tensor:
     square = torch.ones(length, length, dtype=torch.bool, device=mask.device)
     itself = torch.eye(length, dtype=torch.bool, device=mask.device)
     return ((square.tril() & mask[:, None]) | itself)[:, None]
+
+
+def prepend_null_context(
+    null: Tensor, batch: int, context: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """A context `(batch, positions, dim)` after the null context vector `(dim,)`, and the attention mask of both."""
+    first = null.expand(batch, 1, -1)
+    if context is None:
+        return first, None
+    if mask is None:
+        return torch.cat([first.to(context.dtype), context], dim=1), None
+    context = context.masked_fill(~mask[..., None], 0)
+    return torch.cat([first.to(context.dtype), context], dim=1), attention_mask(F.pad(mask, (1, 0), value=True))

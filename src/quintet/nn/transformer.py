@@ -23,7 +23,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import UsageError
-from quintet.nn.attention import NORM_EPSILON, Attention, CrossKV, KVCache, LayerKVCache, attention_mask
+from quintet.nn.attention import (
+    NORM_EPSILON,
+    Attention,
+    CrossKV,
+    KVCache,
+    LayerKVCache,
+    attention_mask,
+    prepend_null_context,
+)
 from quintet.nn.positions import CosSin, LearnedPositions, Rotary, grid_text
 
 Norm = Literal["layer", "rms"]
@@ -245,13 +253,7 @@ class Transformer(nn.Module):
             if context is not None:
                 raise UsageError("This transformer takes no context: it has no context_dim.")
             return None, None
-        first = self.nothing.expand(batch, 1, -1)
-        if context is None:
-            return first, None
-        if mask is None:
-            return torch.cat([first.to(context.dtype), context], dim=1), None
-        context = context.masked_fill(~mask[..., None], 0)
-        return torch.cat([first.to(context.dtype), context], dim=1), attention_mask(F.pad(mask, (1, 0), value=True))
+        return prepend_null_context(self.nothing, batch, context, mask)
 
     def _grid(self, x: Tensor, grid: Sequence[int] | None) -> Sequence[int]:
         assert self.positions is not None

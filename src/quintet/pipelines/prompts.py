@@ -54,11 +54,7 @@ def check_prompts(
     texts = list(texts)
     if model.text == "none" and (any(texts) or negative):
         raise UsageError("this model was trained without text (model.text=none); omit --text and --negative")
-    if negative and guidance_scale == 1:
-        raise UsageError(
-            "a negative prompt needs guidance: set sample.guidance_scale above 1, for a model trained with "
-            "loss.cond_drop_prob above 0"
-        )
+    check_negative(negative, guidance_scale)
     if model.text != "none" and requested_scale != guidance_scale:
         say("warning: generating without guidance, because the model was trained with loss.cond_drop_prob=0")
     if long := overlong_texts(model, [*texts, negative or ""]):
@@ -66,12 +62,21 @@ def check_prompts(
         say(f"warning: prompt truncated to {limit} (model.text_length): {long[0][:100]!r}")
 
 
+def check_negative(negative: str | None, guidance_scale: float) -> None:
+    """Refuse a negative prompt without guidance."""
+    if negative and guidance_scale == 1:
+        raise UsageError(
+            "a negative prompt needs guidance: set sample.guidance_scale above 1, for a model trained with "
+            "loss.cond_drop_prob above 0"
+        )
+
+
 NEWER_SWITCHES = ("remask_kept", "guidance_projection")
 """Decoding settings that are recorded only if they are on, so that samples without them have the same record as before
 the settings existed."""
 
 
-def sample_record(settings: SampleConfig, seed: int, **inputs: str | Path | None) -> dict[str, Any]:
+def sample_record(settings: SampleConfig, seed: int, **inputs: str | int | Path | None) -> dict[str, Any]:
     """The common part of a line of `samples.jsonl`: seed, decoding settings, and the texts and files used as input."""
     own = settings.model_dump(mode="json", exclude=set(SampleConfig.model_fields))
     own = {name: value for name, value in own.items() if value or name not in NEWER_SWITCHES}

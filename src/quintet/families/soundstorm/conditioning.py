@@ -5,6 +5,7 @@ Conditioning is a mapping of names to tensors, batch first:
 - `frames` (batch, frames), always present: the valid mask of the frames.
 - `semantic` (batch, frames, tokens): the semantic tokens that overlap each frame.
 - `clip` (batch, condition_dim): the embedding of the clip; `clip_valid` (batch,): whether the clip has one.
+- `text` and `text_mask` (batch, words), which the conformer attends to; `model.py` encodes them.
 
 Dropped conditioning, for classifier-free guidance, is a learned null embedding, not zero.
 """
@@ -89,7 +90,8 @@ class Conditioner(nn.Module):
 
     def null_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:
         """Null conditioning of the same clips, for classifier-free guidance."""
-        return self.prepare(conditioning["frames"])
+        null = self.prepare(conditioning["frames"])
+        return null | ({"text_mask": torch.zeros_like(conditioning["text_mask"])} if "text" in conditioning else {})
 
     def forward(self, conditioning: Conditioning) -> Tensor | None:
         """Vectors (batch, frames or 1, dim); None for a model without conditioning."""

@@ -8,17 +8,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from quintet.config import AudioDataConfig, GenerateOptions, RunConfig, Section
+from quintet.config import AudioDataConfig, NegativePromptOptions, RunConfig
 from quintet.config.masked import CorruptionConfig, MaskedSampleConfig
-from quintet.config.presets import BASE_GENERATOR, DEBUG_GENERATOR, SMALL_GENERATOR, preset
+from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
+from quintet.config.text import TextConfig, known_text
 
 Steps = Annotated[int, Field(ge=1, le=1000)]
 
 
-class SoundStormModelConfig(Section):
+class SoundStormModelConfig(TextConfig):
     """A conformer over the frames of a codec; its keys are the keyword arguments of `SoundStorm`."""
+
+    text: str = Field(
+        "none",
+        description="Text encoder that the conformer attends to, word by word: bytes or words (trained with the model; "
+        "words learn faster, bytes fit any text), classes (an embedding per class), hf:PATH_OR_NAME (a frozen encoder "
+        "of transformers), vectors (embeddings from a Python dataset), none, or auto (words if the clips have "
+        "captions and there is no --condition, otherwise none).",
+    )
+    known_words: tuple[str, ...] | None = Field(
+        None,
+        description="Words of the captions, recorded when a run with model.text=words starts, so that sampling can "
+        "name words that the model has never seen; null: not recorded, or too many.",
+    )
 
     num_codes: int | None = Field(
         None, gt=1, description="Number of codes (vocabulary size); null takes it from the tokenizer."
@@ -72,6 +86,11 @@ class SoundStormModelConfig(Section):
         False, description="Self-critic: add a head to the generator that scores tokens for re-masking."
     )
 
+    @field_validator("text")
+    @classmethod
+    def _known_text(cls, text: str) -> str:
+        return text if text == "auto" else known_text(text)
+
     @model_validator(mode="after")
     def _fits(self) -> SoundStormModelConfig:
         if self.conv_kernel_size % 2 == 0:
@@ -83,13 +102,23 @@ class SoundStormModelConfig(Section):
     @property
     def conditioned(self) -> bool:
         """Whether the model is conditional, which classifier-free guidance needs."""
-        return self.semantic_codes is not None or self.condition_dim is not None
+        return self.semantic_codes is not None or self.condition_dim is not None or self.text != "none"
 
 
 class SoundStormDataConfig(AudioDataConfig):
-    """Audio clips, from their start: they are encoded once, so every epoch uses the same part of each."""
+    """Windows of audio clips: they are encoded once, so every epoch uses the same parts of each."""
 
-    seconds: float = Field(4.0, gt=0, description="Length of each clip that is used, from its start, in seconds.")
+    seconds: float = Field(
+        4.0, gt=0, description="Length of a window of a clip, in seconds; shorter clips are used in full."
+    )
+    windows: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        1,
+        description="Number of windows of each clip: 1 uses its start, N up to N evenly spaced windows, all as many as "
+        "it takes to cover the clip.",
+    )
+    allow_missing_captions: bool = Field(
+        False, description="Train a model with model.text even if some clips have no caption."
+    )
     semantic_tokens: str | None = Field(
         None,
         description="Folder of the semantic tokens of the files, written by `quintet encode RUN DATA --layer N`; "
@@ -120,7 +149,8 @@ class SoundStormLossConfig(CorruptionConfig):
         0.0,
         ge=0,
         le=1,
-        description="Fraction of captioned clips conditioned on the embedding of their caption instead of their audio.",
+        description="Fraction of captioned clips conditioned on the embedding of their caption instead of their audio "
+        "(--condition).",
     )
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Label smoothing: fraction of the target probability spread over all codes."
@@ -151,6 +181,13 @@ class SoundStormSampleConfig(MaskedSampleConfig):
         gt=0,
         description="Sample from the K most likely codes, or, below 1, from this fraction; null uses all codes.",
     )
+    overlap: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="Fraction of a window that continues the window before, in clips that are longer than the maximum "
+        "of the model.",
+    )
     best_of: int = Field(
         1,
         ge=1,
@@ -159,12 +196,25 @@ class SoundStormSampleConfig(MaskedSampleConfig):
     )
 
 
-class SoundStormOptions(GenerateOptions):
-    prompt: Path | None = Field(None, description="Audio file to continue.")
+class SoundStormOptions(NegativePromptOptions):
+    prompt: Path | None = Field(None, description="Audio file to continue, or to keep parts of (--keep).")
+    keep: str | None = Field(
+        None,
+        description="Seconds of --prompt that are kept, such as 0-2,5-7; everything else is generated.",
+    )
+    keep_every: int | None = Field(
+        None, ge=2, description="Keep only every N-th frame of --prompt (or of the seconds in --keep)."
+    )
+    keep_quantizers: int | None = Field(
+        None,
+        ge=1,
+        description="Keep only the codes of the first N quantizers of --prompt (or of the seconds in --keep).",
+    )
     seconds: float | None = Field(
         None,
         allow_inf_nan=True,  # the pipeline refuses them with the message for other invalid lengths
-        description="Length of a clip in seconds, including --prompt; default: the maximum of the model.",
+        description="Length of a clip in seconds, including --prompt; longer clips than the maximum of the model are "
+        "generated window by window. Default: that maximum; with --keep the length of --prompt.",
     )
 
 
@@ -172,17 +222,19 @@ class SoundStormConfig(RunConfig):
     OPTIONS = SoundStormOptions
     FROZEN_KEYS = ("tokenizer", "condition")
     PRESETS: ClassVar = {
-        "debug": preset(DEBUG_GENERATOR, model={"head_dim": 16}, data={"seconds": 1.0}, sample={"steps": [4, 1]}),
+        "debug": preset(
+            DEBUG_GENERATOR, DEBUG_TEXT, model={"head_dim": 16}, data={"seconds": 1.0}, sample={"steps": [4, 1]}
+        ),
         # Trains on two CPU cores within an hour.
         "small": preset(
             SMALL_GENERATOR,
-            model={"num_quantizers": 4, "head_dim": 32},
+            model={"num_quantizers": 4, "head_dim": 32, "text": "auto", "text_dim": 96},
             loss={"coarse_bias": 2.0},
             train={"steps": 3200},
             sample={"steps": [16, 4, 2, 1], "guidance_scale": 2.0, "temperature": 0.7, "num": 8},
             eval={"num_generated": 64},
         ),
-        "base": preset(BASE_GENERATOR, model={"depth": 12}, data={"seconds": 30.0}, optim={"lr": 2e-4}),
+        "base": preset(BASE_GENERATOR, BASE_TEXT, model={"depth": 12}, data={"seconds": 30.0}, optim={"lr": 2e-4}),
     }
 
     recipe: Literal["soundstorm"] = Field("soundstorm", description="Recipe of the run.")

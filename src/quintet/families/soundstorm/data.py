@@ -1,8 +1,9 @@
 """Data of SoundStorm: the codes of clips, encoded once by a frozen codec, and the conditioning of each clip.
 
-The first `data.seconds` of a clip are used. Codes and MuLaN embeddings of clips are stored in the token cache. Semantic
-tokens are read from a separate folder, by file name. Python datasets may hold token ids, as the original trainer takes
-them: (semantic, acoustic) pairs, dictionaries of both, or acoustic tokens alone.
+Windows of `data.seconds` are used, of each clip the first or several (`data.windows`). Codes and MuLaN embeddings of
+clips are stored in the token cache. Semantic tokens are read from a separate folder, by file name. Python datasets may
+hold token ids, as the original trainer takes them: (semantic, acoustic) pairs, dictionaries of both, or acoustic tokens
+alone.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from quintet.common.batch import Dataset, Item
 from quintet.common.batch import collate as collate_equal
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
-from quintet.data.audio import audio_folder_splits, report_resampling
+from quintet.data.audio import FIELDS, PythonAudio, audio_folder_splits, report_resampling
+from quintet.data.audio_windows import with_windows
+from quintet.data.captioned import check_captions, inferred_text_keys
 from quintet.data.index.captions import equal_captions
+from quintet.data.index.listing import list_media
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, route, split_object
 from quintet.data.splits import Splits
+from quintet.data.text_embeddings import VECTORS, collate_embeddings, embedding_of
 from quintet.data.token_cache import MediaDataset, TokenDataset
 from quintet.data.token_files import SemanticTokens, read_semantic
 from quintet.data.tokenized import tokenized_splits
@@ -34,9 +39,14 @@ from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.conditioning import length_mismatch
 from quintet.families.soundstorm.config import SoundStormConfig, SoundStormModelConfig
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
+from quintet.media.audio import EXTENSIONS
+from quintet.nn.text import words_of
 
 PADDING = -1
-_VARIABLE_LENGTH = ("codes", "semantic")
+MAX_KNOWN_WORDS = 2000
+"""Words that a run records at most; of a larger vocabulary hardly a word is unknown by mistake."""
+_PADDED = ("codes", "semantic")
+_VARIABLE_LENGTH = (*_PADDED, "vectors")
 
 
 @dataclass
@@ -85,17 +95,47 @@ def collate(items: Sequence[Item]) -> dict[str, Any]:
     fields = collate_equal(
         [{name: value for name, value in item.items() if name not in _VARIABLE_LENGTH} for item in items]
     )
-    for name in _VARIABLE_LENGTH:
+    for name in _PADDED:
         if all(name in item for item in items):
             values = [item[name] for item in items]
             fields[name] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=PADDING)
     fields["frames"] = (fields["codes"] >= 0).any(-1)
-    return fields
+    return {**fields, **collate_embeddings(items)}
+
+
+def text_keys(config: SoundStormConfig, has_condition: bool) -> dict[str, Any]:
+    """The text encoder for `model.text=auto`, the names of the classes, and the words of the captions."""
+    keys: dict[str, Any] = {}
+    if config.model.text == "auto":
+        keys["model.text"] = "words" if not has_condition and _distinct_captions(config) else "none"
+        config = config.changed(keys)
+    keys |= inferred_text_keys(config.model, config.data, EXTENSIONS)
+    if config.model.text == "words" and config.model.known_words is None:
+        words = sorted({word for caption in _distinct_captions(config) for word in words_of(caption)})
+        keys |= {"model.known_words": words} if 0 < len(words) <= MAX_KNOWN_WORDS else {}
+    return keys
+
+
+def _distinct_captions(config: SoundStormConfig) -> set[str]:
+    """The distinct captions of the data; none for a Python dataset."""
+    if config.data.path is None:
+        return set()
+    return {
+        entry.text
+        for entry in list_media(config.data.path, EXTENSIONS, cache=config.data.cache_dir).entries
+        if entry.text
+    }
 
 
 def clip_splits(config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None) -> Splits:
     """The codes of the folders of the configuration, from the token cache or encoded now."""
-    media = audio_folder_splits(config.data, tokenizer.model.sample_rate, first_window_only=True)
+    media = audio_folder_splits(
+        config.data, tokenizer.model.sample_rate, first_window_only=True, uses_captions=config.model.text != "none"
+    )
+    if config.data.windows != 1:
+        if config.data.semantic_tokens is not None:
+            raise UsageError("semantic tokens are those of the start of a clip: leave data.windows at 1")
+        media = with_windows(media, config.data.windows)
     report_resampling(media.train, tokenizer.model.sample_rate, "the tokenizer")
     return encode_splits(config, tokenizer, conditioner, media)
 
@@ -104,6 +144,7 @@ def encode_splits(
     config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None, media: Splits
 ) -> Splits:
     """The items of `media` as codes of the tokenizer, the pipeline of a codec, with the conditioning of each clip."""
+    check_captions(config.model, media, "clips", config.data.allow_missing_captions)
     codes = tokenized_splits(
         tokenizer.token_encoder(config.model.num_quantizers), media, "clips encoded", cache=config.data.cache_dir
     )
@@ -194,6 +235,20 @@ def _captions(source: Dataset, conditioner: MuLaNConditioner) -> dict[str, Tenso
     if len(texts) == 1 and len(source) > 1:
         say(f"warning: {equal_captions(len(source), 'clips', texts[0])}")
     return dict(zip(texts, conditioner.embed_texts(texts).cpu(), strict=True))
+
+
+class EmbeddedAudio(PythonAudio):
+    """Audio of a Python dataset with text embeddings, `vectors` (words, dim), for model.text=vectors."""
+
+    fields = (*FIELDS, VECTORS)
+
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        loaded = super().load(item, rng)
+        loaded.pop("vectors", None)  # of the item, not of its samples: `metadata` has them
+        return loaded
+
+    def _text(self, item: int, routed: dict[str, Any]) -> Item:
+        return embedding_of(routed)
 
 
 def _are_ids(value: Any, axes: int) -> bool:

@@ -63,16 +63,17 @@ def generate(
     rng: ItemRNG,
     settings: Sequence[Sampling],
     on_step: LevelObserver | None = None,
+    negative: Conditioning | None = None,
 ) -> Tensor:
     """Codes (batch, frames, num_quantizers) of clips, -1 behind their ends.
 
     `canvas` (batch, frames, num_quantizers) holds the known codes, and -1 where codes are generated; `settings` has one
-    entry per level.
+    entry per level. `negative` is the conditioning of a negative text, which guidance steers away from.
     """
     frames = conditioning["frames"]
     _check(model, canvas, frames, settings)
     codes = canvas.masked_fill(canvas < 0, model.mask_id)
-    uncond = model.net.conditions.null_conditioning(conditioning) if model.config.conditioned else None
+    cond, uncond = _precomputed(model, conditioning, negative)
 
     for number, own in enumerate(settings):
         level = _Level(model, number, on_step)
@@ -83,7 +84,7 @@ def generate(
             mask_id=model.mask_id,
             rng=rng,
             settings=own,
-            cond={**conditioning, "codes": codes},
+            cond={**cond, "codes": codes},
             uncond=uncond,
             valid=frames,
             critic=level.critic if model.config.self_critic else None,
@@ -92,6 +93,19 @@ def generate(
         )
         codes = level.insert(codes, tokens)
     return codes.masked_fill(~frames[..., None], -1)
+
+
+def _precomputed(
+    model: SoundStorm, conditioning: Conditioning, negative: Conditioning | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    """The conditioning, and that which guidance steers away from; texts are encoded once, not at every step."""
+    cond = model.net.precompute_conditioning(conditioning)
+    if not model.config.conditioned:
+        return cond, None
+    uncond = {**model.net.conditions.null_conditioning(conditioning), **(negative or {})}
+    if "text_mask" not in uncond:
+        return cond, uncond
+    return cond, model.net.precompute_conditioning({**conditioning, **uncond})
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ Codes are (batch, frames, num_quantizers), the coarsest level first. `masking.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,7 +20,9 @@ from quintet.errors import UsageError
 from quintet.families.soundstorm.conditioning import Conditioner, Conditioning
 from quintet.families.soundstorm.config import SoundStormModelConfig
 from quintet.families.soundstorm.masking import MaskedPositions
+from quintet.nn.attention import CrossKV
 from quintet.nn.codebook import init_from_codebook
+from quintet.nn.conditioning import FrozenText, TextConditioning, embeddings_as_text, make_text_conditioning
 from quintet.nn.conformer import Conformer
 from quintet.nn.positions import EMBEDDING_SCALE, LearnedPositions
 
@@ -29,7 +33,8 @@ MAX_FRAMES = 1500
 
 
 class ConformerWrapper(nn.Module):
-    """Codes of all levels to one vector per frame: embeddings summed over levels, conditioning, and a conformer.
+    """Codes of all levels to one vector per frame: embeddings summed over levels, conditioning, and a conformer, which
+    attends to the words of a text (`model.text`).
 
     Keyword arguments are the keys of `model.*`; see `SoundStormModelConfig`.
     """
@@ -39,6 +44,8 @@ class ConformerWrapper(nn.Module):
         config = config or validate(SoundStormModelConfig, keywords)
         if config.num_codes is None or config.num_quantizers is None:
             raise UsageError("set model.num_codes and model.num_quantizers, or give a tokenizer")
+        if config.text == "auto":
+            raise UsageError("model.text=auto is chosen by a run for its data; name a text encoder, or none")
         self.num_quantizers: int = config.num_quantizers
         self.mask_id: int = config.num_codes
         self.max_frames = max_frames = config.max_frames or MAX_FRAMES
@@ -49,6 +56,7 @@ class ConformerWrapper(nn.Module):
         # When all codes are masked, relative positions alone cannot distinguish the frames in the middle of a clip.
         self.positions = LearnedPositions((max_frames,), config.dim) if config.position_embedding else None
         self.conditions = Conditioner(config)
+        self.text_encoder: TextConditioning | None = make_text_conditioning(config)
         self.conformer = Conformer(
             config.dim,
             config.depth,
@@ -59,6 +67,7 @@ class ConformerWrapper(nn.Module):
             config.conv_expansion,
             config.dropout,
             max_frames,
+            None if self.text_encoder is None else config.text_dim,
         )
         self.from_previous: nn.Linear | None = None
         if config.self_conditioning:
@@ -93,8 +102,47 @@ class ConformerWrapper(nn.Module):
             if previous is None:
                 previous = torch.zeros_like(x)
             x = x + self.from_previous(previous.detach().masked_fill(~frames[..., None], 0).to(x.dtype))
-        out: Tensor = self.conformer(x, frames if has_padding else None)
+        context, context_mask = self._context(conditioning)
+        out: Tensor = self.conformer(x, frames if has_padding else None, context, context_mask)
         return out
+
+    def texts(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+        """The conditioning of texts; where `keep` is False the text is dropped, unlike an empty text."""
+        if self.text_encoder is None:
+            return {}
+        return self._on_device(self.text_encoder.prepare(texts, keep))
+
+    def text_vectors(self, vectors: Tensor, mask: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
+        """The same for precomputed text embeddings (batch, words, vector_dim) with `mask` (batch, words)."""
+        return self._on_device(embeddings_as_text(self.text_encoder, vectors, mask, keep))
+
+    def cache_texts(self, folder: Path | None) -> None:
+        """Set the cache folder for embeddings of a frozen text encoder; None disables the cache."""
+        if isinstance(self.text_encoder, FrozenText):
+            self.text_encoder.encoder.root = folder
+
+    @torch.no_grad()
+    def precompute_conditioning(self, conditioning: Conditioning) -> dict[str, Tensor]:
+        """The conditioning with the keys and values of its text, encoded once for many forward passes."""
+        context, mask = self._context(conditioning)
+        if context is None or mask is None or isinstance(context, CrossKV):
+            return dict(conditioning)
+        cross_kv = self.conformer.precompute_cross_kv(context, mask)
+        others = {name: value for name, value in conditioning.items() if name not in ("text", "text_mask")}
+        return {**others, "keys": cross_kv.keys, "values": cross_kv.values, "keys_mask": cross_kv.mask}
+
+    def _context(self, conditioning: Conditioning) -> tuple[Tensor | CrossKV | None, Tensor | None]:
+        """What the conformer attends to, with its mask (batch, words), which a `CrossKV` has itself."""
+        if "keys" in conditioning:
+            return CrossKV(conditioning["keys"], conditioning["values"], conditioning["keys_mask"]), None
+        if self.text_encoder is None or "text" not in conditioning:
+            return None, None
+        vectors, mask = self.text_encoder(conditioning["text"], conditioning["text_mask"])
+        return vectors, mask
+
+    def _on_device(self, prepared: dict[str, Tensor]) -> dict[str, Tensor]:
+        device = self.embedding.weight.device
+        return {name: tensor.to(device) for name, tensor in prepared.items()}
 
     def _check(self, codes: Tensor, frames: Tensor) -> None:
         if codes.dim() != 3 or codes.shape[:2] != frames.shape or codes.shape[2] != self.num_quantizers:
@@ -155,9 +203,17 @@ class SoundStorm(Pretrained, nn.Module):
         clip: Tensor | None = None,
         keep: Tensor | None = None,
         aligned: Tensor | None = None,
+        text: Conditioning | None = None,
     ) -> dict[str, Tensor]:
-        """The conditioning of clips; see `Conditioner.prepare`."""
-        return self.net.conditions.prepare(frames, semantic, clip, keep, aligned)
+        """The conditioning of clips, with the tensors of their `texts`; see `Conditioner.prepare`.
+
+        `keep` does not apply to the texts.
+        """
+        return {**self.net.conditions.prepare(frames, semantic, clip, keep, aligned), **(text or {})}
+
+    def texts(self, texts: Sequence[str], keep: Tensor | None = None) -> dict[str, Tensor]:
+        """The conditioning of texts, nothing for a model without text; where `keep` is False the text is dropped."""
+        return self.net.texts(texts, keep)
 
     def forward(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,38 +14,29 @@ from torch import Tensor
 from quintet.common.artifact import Artifact
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG, seed_from
-from quintet.errors import UnreadableItem, UsageError
-from quintet.families.soundstorm import decoding
+from quintet.errors import UsageError
+from quintet.families.soundstorm import decoding, windows
+from quintet.families.soundstorm.captions import report_unknown_words
+from quintet.families.soundstorm.clips import Clip, GeneratedAudio, better_of
 from quintet.families.soundstorm.conditioning import Conditioning
 from quintet.families.soundstorm.config import SoundStormConfig, SoundStormOptions
+from quintet.families.soundstorm.keeping import KEEP_OPTIONS, Keep
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
-from quintet.media.audio import read_audio, to_loudness, write_audio
-from quintet.media.audio_formats import read_header
-from quintet.media.chart import spectrogram
+from quintet.families.soundstorm.start import Start, kept_start, read_prompt
 from quintet.media.image import image_grid, write_image
 from quintet.pipelines.base import Frozen, Generator, Pipeline
-from quintet.pipelines.prompts import Prompts, sample_record
+from quintet.pipelines.prompts import Prompts, check_negative, check_prompts, sample_record
 from quintet.sampling import masked
+from quintet.sampling.guidance import encode_prompts
 
 CLIPS_AT_ONCE = 16
-SPECTROGRAM_WIDTH = 320
-"""Pixels of the time axis."""
-
-
-@dataclass(frozen=True)
-class GeneratedAudio:
-    """Clips (samples,) of whole frames, on the CPU; with target embeddings also their MuLaN embeddings and scores."""
-
-    waves: list[Tensor]
-    vectors: Tensor | None = None
-    """(clips, dim)"""
-    scores: Tensor | None = None
-    """(clips,): cosine similarity to the target embeddings."""
+MAX_SECONDS = 86_400
 
 
 class SoundStormPipeline(Generator[SoundStormConfig]):
-    """Text to audio, for a model with `--condition`; other models generate unconditionally. Can continue a prompt.
+    """Text to audio, for a model with `model.text` or `--condition`; other models generate unconditionally. Can
+    continue a prompt, or generate parts of one.
 
     storm = SoundStormPipeline.from_pretrained("runs/storm")
     waves = storm(["a rising flute"], num=4, seconds=2)     # (samples,) each, at storm.sample_rate
@@ -92,81 +82,134 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
 
     @property
     def prompted(self) -> bool:
-        return self.conditioner is not None and self.config.model.semantic_codes is None
+        return self.takes_text and self.config.model.semantic_codes is None
+
+    @property
+    def takes_text(self) -> bool:
+        return self.conditioner is not None or self.config.model.text != "none"
 
     def __call__(
         self,
         prompts: str | Sequence[str] = (),
         *,
+        negative_prompt: str | None = None,
         num: int = 1,
         seed: int = 0,
         seconds: float | None = None,
         prompt: str | Path | None = None,
+        keep: str | Sequence[tuple[float, float]] | None = None,
+        keep_every: int | None = None,
+        keep_quantizers: int | None = None,
     ) -> list[Tensor]:
         """Waveforms (samples,) at `sample_rate`, `num` per text.
 
-        `seconds` is their length, at most and by default the maximum of the model. `prompt` is an audio file that all
-        clips continue; it is part of the result and counts towards `seconds`.
+        `seconds` is their length, by default the maximum of the model; longer clips are generated window by window.
+        `prompt` is an audio file that all clips continue; it is part of the result and counts towards `seconds`. Or
+        clips keep parts of it: spans of seconds (`keep`, such as "0-2,5-7" or [(0, 2), (5, 7)]), every N-th frame, or
+        the codes of its first quantizers; then clips are by default as long as the prompt.
         """
-        return self.generate_texts(Prompts.of(prompts, num, seed), seconds, prompt).waves
+        wanted = Keep.of(keep, keep_every, keep_quantizers)
+        return self.generate_texts(Prompts.of(prompts, num, seed), seconds, prompt, wanted, negative_prompt).waves
 
     def files(self, prompts: Sequence[str], options: SoundStormOptions) -> list[Artifact]:
         """One WAV file per clip, and a sheet of their spectrograms."""
         requested = Prompts.of(prompts, options.num, options.seed)
-        generated = self.generate_texts(requested, options.seconds, options.prompt)
-        rate = self.sample_rate
-        seconds = self._num_frames(options.seconds) / self.codec.frame_rate
-        common = {**sample_record(self.config.sample, options.seed, prompt=options.prompt), "seconds": seconds}
-        scores = [0.0] * len(generated.waves) if generated.scores is None else generated.scores.tolist()
+        keep = Keep.of(options.keep, options.keep_every, options.keep_quantizers)
+        generated = self.generate_texts(requested, options.seconds, options.prompt, keep, options.negative_prompt)
+        kept = {} if keep is None else {name: getattr(options, name) for name in KEEP_OPTIONS}
+        inputs = {"prompt": options.prompt, "negative": options.negative_prompt, **kept}
+        num_frames = len(generated.clips[0].codes)
+        common = sample_record(self.config.sample, options.seed, **inputs)
+        common["seconds"] = num_frames / self.codec.frame_rate
+        if num_frames <= self.soundstorm.net.max_frames:
+            common["settings"].pop("overlap")  # of no effect
+        scores = [0.0] * len(generated.clips) if generated.scores is None else generated.scores.tolist()
         clips: list[Artifact] = []
-        for number, (wave, text, score) in enumerate(zip(generated.waves, requested.items, scores, strict=True)):
-            metadata = {"text": text, "number": number, **({"mulan_score": round(score, 4)} if text else {}), **common}
-            clips.append(Artifact(f"{number:03d}.wav", partial(write_audio, wave, rate=rate), metadata))
-        images = [spectrogram(wave, rate, width=SPECTROGRAM_WIDTH) for wave in generated.waves]
+        for number, (clip, text, score) in enumerate(zip(generated.clips, requested.items, scores, strict=True)):
+            scored = {"mulan_score": round(score, 4)} if text and self.conditioner is not None else {}
+            clips.append(
+                Artifact(f"{number:03d}.wav", clip.write, {"text": text, "number": number, **scored, **common})
+            )
+        images = [clip.spectrogram() for clip in generated.clips]
         sheet = image_grid(images, columns=min(4, len(images)))
         return [Artifact("spectrograms.png", partial(write_image, sheet), {"texts": requested.items, **common}), *clips]
 
-    def generate_texts(self, prompts: Prompts, seconds: float | None, prompt: str | Path | None) -> GeneratedAudio:
+    def generate_texts(
+        self,
+        prompts: Prompts,
+        seconds: float | None,
+        prompt: str | Path | None,
+        keep: Keep | None = None,
+        negative: str | None = None,
+    ) -> GeneratedAudio:
         """Clips of all prompts, in batches; an empty text means no text."""
-        self._check(prompts.texts)
-        num_frames, device = self._num_frames(seconds), self.device
-        prompt_codes = None if prompt is None else self._encode_prompt(Path(prompt), num_frames)
-        waves: list[Tensor] = []
+        self._check(prompts.texts, negative)
+        start = self._start(seconds, None if prompt is None else Path(prompt), keep)
+        window = min(len(start.canvas), self.soundstorm.net.max_frames)
+        clips: list[Clip] = []
         scores: list[Tensor] = []
         with self.inference():
             for texts, rng in prompts.batches(CLIPS_AT_ONCE):
-                frames = torch.ones(len(texts), num_frames, dtype=torch.bool, device=device)
-                target = clip = keep = None
-                if self.conditioner is not None:
-                    target = self.conditioner.embed_texts(texts)
-                    clip, keep = self.conditioner.conditioning(target), torch.tensor([bool(text) for text in texts])
-                conditioning = self.soundstorm.conditioning(frames, clip=clip, keep=keep)
-                rows = None if prompt_codes is None else prompt_codes.expand(len(texts), -1, -1)
-                generated = self.generate(conditioning, rng, target, rows)
-                waves += generated.waves
+                frames = torch.ones(len(texts), window, dtype=torch.bool, device=self.device)
+                target = None if self.conditioner is None else self.conditioner.embed_texts(texts)
+                conditioning, uncond = self._text_conditioning(texts, negative, frames, target)
+                canvas = start.canvas.to(self.device).expand(len(texts), -1, -1)
+                generated = self.generate(conditioning, rng, target, canvas, uncond)
+                clips += [start.composite(clip) for clip in generated.clips]
                 scores += [] if generated.scores is None else [generated.scores]
-        return GeneratedAudio(waves, scores=torch.cat(scores) if scores else None)
+        return GeneratedAudio(clips, scores=torch.cat(scores) if scores else None)
+
+    def _text_conditioning(
+        self, texts: Sequence[str], negative: str | None, frames: Tensor, target: Tensor | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The conditioning of texts with their MuLaN embeddings `target`, and of the negative text."""
+        uncond: dict[str, Tensor] = {}
+        clip = keep = None
+        if self.conditioner is not None and target is not None:
+            clip, keep = self.conditioner.conditioning(target), torch.tensor([bool(text) for text in texts])
+            if negative:
+                vector = self.conditioner.conditioning(self.conditioner.embed_texts([negative]))
+                uncond = {"clip": vector.expand_as(clip), "clip_valid": torch.ones_like(frames[:, 0])}
+        text, no_text = encode_prompts(self.soundstorm, texts, negative)
+        return self.soundstorm.conditioning(frames, clip=clip, keep=keep, text=text), uncond | no_text
 
     def generate(
-        self, conditioning: Conditioning, rng: ItemRNG, target: Tensor | None = None, prompt: Tensor | None = None
+        self,
+        conditioning: Conditioning,
+        rng: ItemRNG,
+        target: Tensor | None = None,
+        canvas: Tensor | None = None,
+        negative: Conditioning | None = None,
     ) -> GeneratedAudio:
         """Clips of one batch of conditioning, with the random numbers of its items.
 
         `target` are MuLaN embeddings (clips, dim): of `sample.best_of` candidates the most similar one is returned.
-        `prompt` are the codes (clips, prompt frames, quantizers) that the clips start with.
+        `canvas` (clips, frames, quantizers) holds the known codes, and -1 elsewhere; if it has more frames than the
+        conditioning, that is the conditioning of every window. `negative` is what guidance steers away from.
         """
         frames, settings = conditioning["frames"], self.sampling()
-        canvas = decoding.canvas(frames, self.soundstorm.num_quantizers, prompt)
+        canvas = decoding.canvas(frames, self.soundstorm.num_quantizers) if canvas is None else canvas
+        is_long = canvas.shape[1] > frames.shape[1]
+
+        def complete(part: Tensor, rng: ItemRNG) -> Tensor:
+            return decoding.generate(self.soundstorm, part, conditioning, rng, settings, negative=negative)
+
         best: GeneratedAudio | None = None
         for candidate in range(self.config.sample.best_of if target is not None else 1):
             own = ItemRNG(seed_from(rng.seed, candidate), rng.epochs, rng.items) if candidate else rng
-            codes = decoding.generate(self.soundstorm, canvas, conditioning, own, settings)
-            waves = self.decode(codes, frames)
+            if is_long:
+                codes = windows.generate_windows(complete, canvas, frames.shape[1], self.config.sample.overlap, own)
+                clips = [Clip(self.codec, row, self.inference) for row in codes]
+            else:
+                codes = complete(canvas, own)
+                waves = self.decode(codes, frames)
+                clips = [Clip(self.codec, row, self.inference, wave) for row, wave in zip(codes, waves, strict=True)]
+            generated = GeneratedAudio(clips)
             if self.conditioner is None or target is None:
-                return GeneratedAudio(waves)
-            vectors = self.conditioner.embed_audio(waves, self.sample_rate)
-            generated = GeneratedAudio(waves, vectors, (vectors * target.to(vectors)).sum(1))
-            best = generated if best is None else _better(best, generated)
+                return generated
+            vectors = self.conditioner.embed_audio(generated.waves, self.sample_rate)
+            generated = GeneratedAudio(clips, vectors, (vectors * target.to(vectors)).sum(1))
+            best = generated if best is None else better_of(best, generated)
         assert best is not None
         return best
 
@@ -189,63 +232,69 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
         )
         return decoding.level_settings(settings, config.steps[:num_quantizers], num_quantizers)
 
-    def _check(self, texts: Sequence[str]) -> None:
+    def _check(self, texts: Sequence[str], negative: str | None = None) -> None:
         """Raise if the model cannot be sampled with these texts."""
-        if any(texts) and self.conditioner is None:
-            raise UsageError("this model was trained without --condition and takes no text; remove --text")
-        if self.config.model.semantic_codes is not None:
+        config = self.config
+        if (any(texts) or negative) and not self.takes_text:
+            raise UsageError(
+                "this model was trained without --condition and with model.text=none, and takes no text; remove --text"
+            )
+        if config.model.semantic_codes is not None:
             raise UsageError(
                 "this model is conditioned on semantic tokens, which come with the data: without --text, --prompt and "
                 "--seconds it generates validation clips"
             )
-        if self.config.sample.best_of > 1 and not (self.conditioner is not None and all(texts)):
+        if config.sample.best_of > 1 and not (self.conditioner is not None and all(texts)):
             raise UsageError(
                 "sample.best_of above 1 compares clips with their text: it needs --text, and a model trained with "
                 "--condition"
             )
-        if self.config.sample.guidance_scale != self.guidance_scale:
-            say("warning: generating without guidance, because the model was trained with loss.cond_drop_prob=0")
+        if config.model.text != "none":
+            check_prompts(config.model, texts, negative, config.sample.guidance_scale, self.guidance_scale)
+        else:
+            check_negative(negative, self.guidance_scale)
+            if config.sample.guidance_scale != self.guidance_scale:
+                say("warning: generating without guidance, because the model was trained with loss.cond_drop_prob=0")
+        report_unknown_words(config, [*texts, negative or ""])
 
     def _num_frames(self, seconds: float | None) -> int:
         """The number of frames of a clip of `seconds`; None: the maximum of the model."""
-        longest: int = self.soundstorm.net.max_frames
-        rate: float = self.codec.frame_rate
         if seconds is None:
+            longest: int = self.soundstorm.net.max_frames
             return longest
         if not (math.isfinite(seconds) and seconds > 0):
             raise UsageError(f"--seconds {seconds:g} must be a number above 0")
-        frames = max(1, round(seconds * rate))
-        if frames > longest:
-            raise UsageError(
-                f"--seconds {seconds:g} is longer than the maximum of this model, {longest / rate:g} s "
-                f"(model.max_frames={longest})"
-            )
-        return frames
+        if seconds > MAX_SECONDS:
+            raise UsageError(f"--seconds {seconds:g} is longer than a day, {MAX_SECONDS} s")
+        frame_rate: float = self.codec.frame_rate
+        return max(1, round(seconds * frame_rate))
 
-    def _encode_prompt(self, path: Path, num_frames: int) -> Tensor:
-        """The codes (1, prompt frames, quantizers) of an audio file that a clip of `num_frames` continues."""
-        codec, longest = self.codec, self.soundstorm.net.max_frames
-        try:
-            header = read_header(path)
-            samples = read_audio(path, codec.sample_rate, frames=(longest + 1) * codec.hop, header=header)
-        except UnreadableItem as problem:
-            raise UsageError(f"--prompt {path}: {problem}") from None
-        if header.rate != codec.sample_rate:
-            say(f"{path}: resampled from {header.rate} Hz to the {codec.sample_rate} Hz of the tokenizer")
-        # Whole frames only: a padded last frame would be silence in the middle of the clip.
-        prompt_frames = max(1, samples.shape[1] // codec.hop)
-        if prompt_frames >= num_frames:
-            limit = "the maximum of this model" if num_frames == longest else "--seconds"
+    def _start(self, seconds: float | None, path: Path | None, keep: Keep | None) -> Start:
+        """The known codes of a clip of `seconds`: those of the audio file `path`, or a part of them."""
+        num_quantizers = self.soundstorm.num_quantizers
+        if path is None:
+            if keep is not None:
+                raise UsageError(
+                    "--keep, --keep-every and --keep-quantizers need --prompt FILE, of which they keep parts"
+                )
+            return Start(torch.full((self._num_frames(seconds), num_quantizers), -1))
+        codec, loudness = codec_of(self.frozen), self.config.data.loudness
+        if keep is not None:
+            num_frames = None if seconds is None else self._num_frames(seconds)
+            return kept_start(path, codec, num_quantizers, keep, num_frames, loudness)
+        num_frames = self._num_frames(seconds)
+        samples, file_seconds = read_prompt(path, codec, num_frames, loudness)
+        if samples.shape[1] // codec.model.hop >= num_frames:
+            limit = "the maximum of this model" if seconds is None else "--seconds"
             raise UsageError(
-                f"--prompt {path} is {header.seconds:.2f} s long and leaves nothing to generate: the length of a clip "
-                f"is {num_frames / codec.frame_rate:g} s ({limit})"
+                f"--prompt {path} is {file_seconds:.2f} s long and leaves nothing to generate: the length of a clip "
+                f"is {num_frames / codec.model.frame_rate:g} s ({limit})"
             )
-        samples = samples[:, : prompt_frames * codec.hop]
-        if self.config.data.loudness is not None:
-            samples = to_loudness(samples, codec.sample_rate, self.config.data.loudness)
         with self.inference():
-            codes: Tensor = codec.encode(torch.from_numpy(samples).to(self.device))
-        return codes[..., : self.soundstorm.num_quantizers]
+            codes: Tensor = codec.model.encode(samples.to(self.device))[0, :, :num_quantizers].cpu()
+        canvas = torch.full((num_frames, num_quantizers), -1)
+        canvas[: len(codes), : codes.shape[1]] = codes
+        return Start(canvas)
 
 
 def codec_of(frozen: Frozen) -> Any:
@@ -290,17 +339,3 @@ def _fit_to_conditioner(config: SoundStormConfig, conditioner: MuLaNConditioner 
     if config.sample.best_of > 1:
         raise UsageError("sample.best_of above 1 needs --condition RUN, a trained mulan")
     return config
-
-
-def _better(best: GeneratedAudio, candidate: GeneratedAudio) -> GeneratedAudio:
-    """Of each clip the one with the higher score; of equal scores the earlier one."""
-    assert best.scores is not None
-    assert best.vectors is not None
-    assert candidate.scores is not None
-    assert candidate.vectors is not None
-    higher = candidate.scores > best.scores
-    waves = [
-        new if better else old for old, new, better in zip(best.waves, candidate.waves, higher.tolist(), strict=True)
-    ]
-    vectors = torch.where(higher[:, None], candidate.vectors, best.vectors)
-    return GeneratedAudio(waves, vectors, torch.maximum(best.scores, candidate.scores))

@@ -12,7 +12,8 @@ from quintet.common.batch import Batch
 from quintet.families.soundstorm.conditioning import align_semantic
 from quintet.families.soundstorm.config import SoundStormLossConfig, SoundStormModelConfig
 from quintet.families.soundstorm.masking import MaskedCodes, MaskedPositions, mask_codes
-from quintet.nn.preparation import check_vocabulary
+from quintet.nn.preparation import check_vocabulary, prepared_texts
+from quintet.nn.text import TextPreparation
 from quintet.sampling.masked import MASK_SCHEDULES
 
 SELF_CONDITIONED = 0.75
@@ -29,11 +30,14 @@ class SoundStormPreparation:
     - `keep_condition` (batch,): False where the conditioning is dropped; `use_caption` (batch,): True where the
       embedding of the caption takes the place of that of the clip;
     - `aligned_semantic` (batch, frames, tokens per frame), `self_conditioned` (batch,) and `critic_noise`
-      (positions,), if they are needed.
+      (positions,), if they are needed;
+    - `keep_text` (batch,): False where the text is dropped, which it is with the other conditioning; `text` and
+      `text_mask` of a text encoder that needs no weights to prepare texts.
     """
 
     model: SoundStormModelConfig
     loss: SoundStormLossConfig
+    prepare_texts: TextPreparation | None = None
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         rng, loss, frames = batch.rng, self.loss, batch["frames"]
@@ -64,6 +68,8 @@ class SoundStormPreparation:
             "has_padding": not bool(frames.all()),
             "keep_condition": rng.uniform("keep condition") >= loss.cond_drop_prob,
         }
+        if self.model.text != "none":
+            fields |= prepared_texts(self.prepare_texts, batch, fields["keep_condition"])
         if "caption" in batch:
             fields["use_caption"] = rng.uniform("tell caption") < loss.caption_cond_prob
         semantic = batch.fields.get("semantic")

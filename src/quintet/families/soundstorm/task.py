@@ -17,22 +17,24 @@ from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
 from quintet.families.soundstorm import data
+from quintet.families.soundstorm.clips import SPECTROGRAM_WIDTH, GeneratedAudio
 from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.masking import MaskedCodes, mask_level
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
-from quintet.families.soundstorm.pipeline import SPECTROGRAM_WIDTH, GeneratedAudio, SoundStormPipeline, codec_of
+from quintet.families.soundstorm.pipeline import SoundStormPipeline, codec_of
 from quintet.families.soundstorm.preparation import SoundStormPreparation, masked_codes_of
 from quintet.media.audio import write_audio
 from quintet.media.chart import spectrogram
 from quintet.media.image import image_grid, write_image
 from quintet.nn.similarity import frechet_distance
+from quintet.nn.text import mask_dropped
 from quintet.pipelines.base import Frozen
 from quintet.sampling import filters, masked
 from quintet.training.engine import Engine
 from quintet.training.judge import judge_of, judged_rows, mean_scores
 from quintet.training.maskgit_task import refuse_untrained, score_loss, token_loss
 from quintet.training.phase import Loss, Modules, Output, Phase
-from quintet.training.task import Task, Traits
+from quintet.training.task import EXAMPLE_CAPTION, Task, Traits
 
 
 class SoundStormTask(Task[SoundStormConfig]):
@@ -44,6 +46,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         tokenizer = self.frozen.get("tokenizer")
         if tokenizer is not None:
             self.config = _with_semantic_keys(self.config)
+        self.config = self.config.changed(data.text_keys(self.config, "condition" in self.frozen))
         self.conditioner = MuLaNConditioner.of(self.frozen, self.config.model.condition_form)
         self.is_new = not modules
         self.modules = dict(modules or SoundStormPipeline.build_modules(self.config, self.frozen))
@@ -52,6 +55,8 @@ class SoundStormTask(Task[SoundStormConfig]):
         if self.is_new and tokenizer is not None and hasattr(tokenizer.model, "codebooks"):
             # Codes with similar vectors start with similar weights; the model need not learn this from the data.
             self.soundstorm.init_from_codebooks(tokenizer.model.codebooks[: self.soundstorm.num_quantizers])
+        if self.config.data.cache_dir:
+            self.soundstorm.net.cache_texts(Path(self.config.data.cache_dir))
         self.phases = [self._phase()]
 
     def _phase(self) -> Phase:
@@ -75,7 +80,10 @@ class SoundStormTask(Task[SoundStormConfig]):
 
     @property
     def prepare(self) -> Prepare:
-        return SoundStormPreparation(self.soundstorm.config, self.config.loss)
+        encoder = self.soundstorm.net.text_encoder
+        return SoundStormPreparation(
+            self.soundstorm.config, self.config.loss, None if encoder is None else encoder.preparation
+        )
 
     def lengths(self, dataset: Dataset) -> Sequence[int] | None:
         return dataset.lengths() if hasattr(dataset, "lengths") else None
@@ -87,7 +95,9 @@ class SoundStormTask(Task[SoundStormConfig]):
             item["clip"] = torch.zeros(self.conditioner.dim)
         if self.config.model.semantic_codes is not None:
             item["semantic"] = torch.zeros(frames, dtype=torch.long)
-        return item
+        if self.config.model.vector_dim is not None:
+            return {**item, "vectors": torch.zeros(len(EXAMPLE_CAPTION.split()), self.config.model.vector_dim)}
+        return item if self.config.model.text == "none" else {**item, "texts": EXAMPLE_CAPTION}
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -128,7 +138,23 @@ class SoundStormTask(Task[SoundStormConfig]):
             clip = self.conditioner.conditioning(clip)
         aligned: Tensor | None = batch.fields.get("aligned_semantic")
         semantic = None if aligned is not None else batch.fields.get("semantic")
-        return self.soundstorm.conditioning(batch["frames"], semantic, clip, keep, aligned)
+        return self.soundstorm.conditioning(batch["frames"], semantic, clip, keep, aligned, self._texts(batch, keep))
+
+    def _texts(self, batch: Batch, keep: Tensor | None) -> dict[str, Tensor]:
+        """The conditioning of the texts of a batch, which the data workers have prepared if no weights are needed."""
+        net, encoder = self.soundstorm.net, self.soundstorm.net.text_encoder
+        if encoder is None:
+            return {}
+        if "vectors" in batch:
+            return net.text_vectors(batch["vectors"], batch["words"], keep)
+        if not batch.is_prepared:
+            captions = texts_of(batch)
+            has_caption = torch.tensor([bool(text) for text in captions])
+            return net.texts(captions, has_caption if keep is None else keep & has_caption)
+        if encoder.preparation is not None:
+            return {name: batch[name] for name in ("text", "text_mask")}
+        texts = net.texts(batch["texts"])
+        return {**texts, "text_mask": mask_dropped(texts["text_mask"], batch["keep_text"])}
 
     def _previous_vectors(
         self, batch: Batch, masked_codes: MaskedCodes, conditioning: dict[str, Tensor], has_padding: bool
@@ -211,7 +237,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         vectors = generated.vectors
         assert vectors is not None
         real = batch["clip"].to(vectors)
-        captioned = torch.tensor([bool(text) for text in _texts(batch)], device=real.device)
+        captioned = torch.tensor([bool(text) for text in texts_of(batch)], device=real.device)
         target = self._target(batch).to(real)
         sums = {
             "mulan_score": as_float64((vectors * target).sum(1)[captioned]).sum(),
@@ -246,7 +272,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         pipeline: SoundStormPipeline = self.pipeline(modules)
         generated = self._generated(pipeline, batch).waves
         reconstructed = pipeline.decode(batch["codes"], batch["frames"])
-        texts, rate = _texts(batch), pipeline.sample_rate
+        texts, rate = texts_of(batch), pipeline.sample_rate
         artifacts: list[Artifact] = []
         images = []
         for number, name in enumerate(batch.names):
@@ -264,7 +290,8 @@ class SoundStormTask(Task[SoundStormConfig]):
     def _conditioned_on(self) -> str:
         if self.config.model.semantic_codes is not None:
             return "its semantic tokens"
-        return "its caption" if self.conditioner is not None else "nothing"
+        has_text = self.conditioner is not None or self.config.model.text != "none"
+        return "its caption" if has_text else "nothing"
 
     def _generated(self, pipeline: SoundStormPipeline, batch: Batch) -> GeneratedAudio:
         """Clips generated from the conditioning of a batch, with the lengths of its clips."""
@@ -275,7 +302,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         """The embeddings (batch, dim) of the captions; of the audio for a clip without a caption."""
         assert self.conditioner is not None
         target: Tensor = batch["clip"].clone()
-        texts = _texts(batch)
+        texts = texts_of(batch)
         captioned = [row for row, text in enumerate(texts) if text]
         if captioned:
             target[captioned] = self.conditioner.embed_texts([texts[row] for row in captioned]).to(target)
@@ -291,5 +318,5 @@ def _with_semantic_keys(config: SoundStormConfig) -> SoundStormConfig:
     return config.changed({"data.semantic_tokens": str(Path(config.data.semantic_tokens).resolve()), **found})
 
 
-def _texts(batch: Batch) -> list[str]:
+def texts_of(batch: Batch) -> list[str]:
     return list(batch["texts"]) if "texts" in batch else [""] * len(batch)

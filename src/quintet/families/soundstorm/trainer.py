@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
-from quintet.data.audio import python_audio_splits
+from quintet.data.audio import PythonAudio, python_audio_splits
 from quintet.data.splits import Splits
 from quintet.data.tokenized import fresh_splits
 from quintet.errors import UsageError
 from quintet.families.soundstorm.config import SoundStormConfig
-from quintet.families.soundstorm.data import encode_splits, has_token_ids, python_token_splits
+from quintet.families.soundstorm.data import EmbeddedAudio, encode_splits, has_token_ids, python_token_splits
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.pipeline import codec_of
 from quintet.families.soundstorm.task import SoundStormTask
@@ -26,8 +26,9 @@ class SoundStormTrainer(PythonTrainer):
         codec = AudioCodecPipeline.from_pretrained("runs/codec")
         SoundStormTrainer(tokenizer=codec, data="audio/", out="runs/storm", steps=10_000).train()
 
-    Without a model, one is built to fit the tokenizer. With a `condition`, a trained mulan, the model is conditioned on
-    text. Items of a dataset hold `wavs`, samples at the codec's sampling rate, and optionally `texts`; or they are
+    Without a model, one is built to fit the tokenizer. With `model.text` the model reads the texts of the items, word
+    by word; with a `condition`, a trained mulan, it is conditioned on their embeddings. Items of a dataset hold `wavs`,
+    samples at the codec's sampling rate, and optionally `texts` (or `text_embeds`, for model.text=vectors); or they are
     token ids, `semantic_token_ids` (tokens,) and `acoustic_token_ids` (frames, quantizers), or the latter alone. Token
     ids need no tokenizer, but without one the model cannot generate audio.
     """
@@ -54,6 +55,8 @@ class SoundStormTrainer(PythonTrainer):
         assert isinstance(task, SoundStormTask)
         config = task.config
         if has_token_ids(data, declared):
+            if config.model.text != "none":
+                raise UsageError("a dataset of token ids has no captions: train it with model.text=none")
             if task.conditioner is not None:
                 raise UsageError("a dataset of token ids has no audio for the condition to embed; remove condition")
             return python_token_splits(data, config, validation=validation, declared=declared)
@@ -61,6 +64,8 @@ class SoundStormTrainer(PythonTrainer):
             raise UsageError(
                 "this model is conditioned on semantic tokens: pass a dataset of semantic and acoustic token ids"
             )
+        if config.data.windows != 1:
+            raise UsageError("data.windows needs a folder of audio files; a Python dataset chooses its windows itself")
         tokenizer = codec_of(task.frozen)
         media = python_audio_splits(
             data,
@@ -68,8 +73,9 @@ class SoundStormTrainer(PythonTrainer):
             tokenizer.model.sample_rate,
             validation=validation,
             declared=declared,
-            captioned=_is_captioned(data[0]),
+            captioned=_is_captioned(data[0]) or config.model.text not in ("none", "vectors"),
             first_window_only=True,
+            kind=EmbeddedAudio if config.model.text == "vectors" else PythonAudio,
         )
         if not cls.cache_codes and task.conditioner is None:
             return fresh_splits(tokenizer.token_encoder(config.model.num_quantizers), media)
