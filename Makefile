@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit compile-budget identity faults fuzz soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-mfu bench-plan bench-view bench-shards speedrun browser figures reference migration results clean
+.PHONY: help setup demo test lint types unit compile-budget identity faults fuzz soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-saving bench-mfu bench-plan bench-view bench-shards speedrun browser figures reference migration results clean
 
 help:
 	@echo "make demo         set up, then train on synthetic images and show the result (under 10 minutes)"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-soundstorm  compare SoundStorm with soundstorm-pytorch: step, generation, loss (more than an hour)"
 	@echo "make bench-video  compare C-ViViT and Phenaki with phenaki-pytorch: steps, sampling, loss (more than an hour)"
 	@echo "make bench-overhead  measure the overhead of the training loop"
+	@echo "make bench-saving measure what a save every 50 steps costs, written in the loop and in the background"
 	@echo "make bench-mfu    measure FLOP/s of a training step of every recipe, as a fraction of the peak (MFU), in fp32 and bf16"
 	@echo "make bench-plan   compare memory and FLOPs of quintet plan with those of real steps on this CPU (about two minutes)"
 	@echo "make bench-view   measure the web page: 200 runs of 100,000 rows, and 50 viewers of a live run (about 4 minutes)"
@@ -135,6 +136,9 @@ bench-video: setup
 
 bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py
+
+bench-saving: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/saving.py
 
 bench-mfu: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mfu.py

@@ -44,6 +44,7 @@ def main() -> None:
     }
     settings = config.build(MeshTransformerConfig, preset="debug", overrides=keys)
     trainer = runs.new_trainer(settings, options.out, silent=True)
+    start_peak = trainer.engine.memory_in_use()
     parameters = sum(map(count_parameters, trainer.task.modules.values()))
     steps = [_cpu_seconds(trainer.train_step) for _ in range(options.steps)]
     start = time.perf_counter()
@@ -54,6 +55,7 @@ def main() -> None:
     )
     own = {
         "state_megabytes": round(state_bytes / 2**20, 1),
+        "start_peak_megabytes": round(start_peak / 2**20),
         "peak_megabytes": round(trainer.engine.memory_in_use() / 2**20),
         "cpu_seconds_of_a_step": round(statistics.median(steps), 3),
     }

@@ -27,6 +27,7 @@ MOMENTS = {
     "sampling": "quintet.training.run_folder:Run.write_sample",
     "loading": "quintet.training.loader:_Reader.__getitem__",
     "loading the first validation items": "quintet.training.loader:Loader.first",
+    "save, before its folder": "quintet.common.weights.checkpoint:begin_folder",
     "save, before its files": "quintet.common.weights.checkpoint:_write_files",
     "save, after its files": "quintet.common.weights.checkpoint:_write_manifest",
     "save, before its name": "quintet.common.weights.checkpoint:_rename",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 ROWS: Mapping[str, tuple[str, str]] = {
     "kill-save": ("`kill -9` at each file operation of a save", "resumes automatically, ends in the same bytes"),
-    "kill-random": ("`kill -9` at a random time during training", "the same; at most one checkpoint interval lost"),
+    "kill-random": ("`kill -9` at a random time during training", "the same; at most two checkpoint intervals lost"),
     "kill-start": ("`kill -9` before the first checkpoint", "`resume` starts from step 0, ends in the same bytes"),
     "signal": (
         "SIGTERM, SIGINT, SIGUSR1 during a step, validation, a save, data loading",

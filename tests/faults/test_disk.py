@@ -120,7 +120,7 @@ def test_training_continues_through_a_temporary_fault(
         moment, tmp_path, when={"save, before the pointer": "step-00000035", "log": "validation"}.get(moment, "")
     )
     # That save begins after the one before it has ended; the metrics of step 46 are written later than it begins.
-    mend = hold("save, before its files", tmp_path, when=".writing-step-00000040")
+    mend = hold("save, before its folder", tmp_path, when="step-00000040")
     words = ["resume", run, TRACKED, f"train.steps={LAST_STEP + 10}"]
     with forked(words, tmp_path / "said", All((begin, mend))) as process:
         with held(process, begin):

@@ -56,7 +56,8 @@ class Regions:
         found = list(blocks(module))
         for block in found:
             block.forward = _Region(block.forward, self._compiled_forward(block))
-        return module if found else torch.compile(module, **self._options)
+        compiled: nn.Module = module if found else torch.compile(module, **self._options)  # type: ignore[assignment]
+        return compiled
 
     def _compiled_forward(self, block: nn.Module) -> Callable[..., Any]:
         compiled = MethodType(self.compiled(type(block).forward, _structure(block)), block)

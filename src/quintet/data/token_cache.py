@@ -16,7 +16,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -32,6 +35,7 @@ from quintet.common.caches import part_lock, writing_cache
 from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
+from quintet.data.token_reading import Group, read_groups
 from quintet.errors import RunError, UnreadableItem
 
 FORMAT = 2
@@ -40,7 +44,12 @@ SHARD = 1024
 HELD = 256
 """Number of shards that are open from the start, and so survive the deletion of the cache; each is an open file."""
 BATCH = 32
-"""Items that the tokenizer encodes in one batch."""
+"""Items that the tokenizer encodes in one batch. Codes may depend on it where two are equally near."""
+LAUNCHER_VARIABLES = (
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+"""Variables that have the same values in all processes of one start."""
 
 Encode = Callable[[Batch], Tensor]
 Codes = npt.NDArray[Any]
@@ -86,26 +95,31 @@ class TokenCache:
     progress: Progress = dataclasses.field(default=lambda done, total: None)
     field: str = "codes"
     """Field of an item that holds the codes."""
+    workers: int = 0
+    """Number of processes that read items for the encoder; 0 reads them in this process."""
 
     def open(self) -> TokenDataset:
-        """The codes as a dataset. Processes that open it at the same time share the encoding, shard by shard."""
+        """The codes as a dataset. Processes that open it at the same time share the encoding, shard by shard; those of
+        one launcher also share the check of the hashes."""
         with writing_cache(self.folder):
             return self._open(self.folder / f"codes-{self.key.name}")
 
     def _open(self, folder: Path) -> TokenDataset:
         folder.mkdir(parents=True, exist_ok=True)
         numbers = range(-(-len(self.media) // SHARD))
-        # Without a lock: each process checks the hashes of what it will read.
-        shards = {number: shard for number in numbers if (shard := _valid_shard(folder, number)) is not None}
+        shards: dict[int, _Shard] = {}
+        if RankInfo.from_environment().world_size == 1 or not os.access(folder, os.W_OK):
+            # Without a lock: another run may encode for hours.
+            shards = {number: shard for number in numbers if (shard := _valid_shard(folder, number)) is not None}
         missing = _rank_order([number for number in numbers if number not in shards])
         if missing:
             with files.open_no_follow(folder / "lock", "ab") as lock:
-                # First the shards that no other process encodes, then wait for the rest.
+                # First the shards that no other process checks or encodes, then wait for the rest.
                 for wait in (False, True):
                     for number in [number for number in missing if number not in shards]:
                         with part_lock(lock, number, wait) as writes:
                             if writes:
-                                shards[number] = _valid_shard(folder, number) or self._encode_shard(folder, number)
+                                shards[number] = _checked_shard(folder, number) or self._encode_shard(folder, number)
         skipped = {item: reason for number in numbers for item, reason in shards[number].skipped.items()}
         paths = [shards[number].path for number in numbers]
         tokens = TokenDataset(self.media, paths, self.key.variants, skipped, self.field)
@@ -118,33 +132,27 @@ class TokenCache:
             self.progress(0, len(self.media))
         skipped: dict[int, str] = {}
         rows: list[list[Codes]] = []
-        for start in range(items.start, items.stop, BATCH):
-            rows += self._encode_items(range(start, min(start + BATCH, items.stop)), skipped)
+        starts = range(items.start, items.stop, BATCH)
+        groups = [range(start, min(start + BATCH, items.stop)) for start in starts]
+        for group in read_groups(self.media, self.collate, self.key.variants, groups, self.workers):
+            rows += self._encode_group(group)
+            skipped.update(group.skipped)
         shard = _write_shard(folder, number, rows, skipped)
+        _note_check(shard.path)
         done = sum(1 for _ in folder.glob("shard-*.json"))
         self.progress(min(done * SHARD, len(self.media)), len(self.media))
         return shard
 
-    def _encode_items(self, items: range, skipped: dict[int, str]) -> list[list[Codes]]:
+    def _encode_group(self, group: Group) -> list[list[Codes]]:
         """The variants of each readable item."""
-        encoded: dict[int, list[Codes]] = {item: [] for item in items}
-        for variant in range(self.key.variants):
-            read = dict(self._read([item for item in items if item not in skipped], variant, skipped))
-            if read:
-                rng = ItemRNG(0, [variant] * len(read), list(read))
-                names = tuple(self.media.name(item) for item in read)
-                codes = self.encode(Batch(self.collate(list(read.values())), names, rng))
-                dtype = np.float32 if codes.is_floating_point() else np.int32
-                for item, one in zip(read, codes.cpu().numpy().astype(dtype), strict=True):
+        encoded: dict[int, list[Codes]] = {item: [] for item in group.items if item not in group.skipped}
+        for items, batch in group.variants:
+            codes = self.encode(batch)
+            dtype = np.float32 if codes.is_floating_point() else np.int32
+            for item, one in zip(items, codes.cpu().numpy().astype(dtype), strict=True):
+                if item in encoded:
                     encoded[item].append(one)
-        return [encoded[item] for item in items if item not in skipped]
-
-    def _read(self, items: Sequence[int], variant: int, skipped: dict[int, str]) -> Iterator[tuple[int, Item]]:
-        for item in items:
-            try:
-                yield item, self.media.load(item, ItemRNG(0, [variant], [item]))
-            except UnreadableItem as problem:
-                skipped[item] = str(problem)
+        return list(encoded.values())
 
 
 @dataclass
@@ -218,15 +226,15 @@ def length(codes: Codes) -> int:
     return int((codes >= 0).any(axis=tuple(range(1, codes.ndim))).sum())
 
 
-def _is_vector(codes: Codes) -> bool:
-    return bool(np.issubdtype(codes.dtype, np.floating))
-
-
 def _rank_order(numbers: list[int]) -> list[int]:
     """The same numbers, rotated so that each rank of a launcher starts at another shard."""
     own = RankInfo.from_environment()
     start = own.rank * len(numbers) // own.world_size
     return numbers[start:] + numbers[:start]
+
+
+def _is_vector(codes: Codes) -> bool:
+    return bool(np.issubdtype(codes.dtype, np.floating))
 
 
 # --- shards on disk -----------------------------------------------------------------------------------------------
@@ -264,9 +272,58 @@ def _valid_shard(folder: Path, number: int) -> _Shard | None:
     """The shard, if it exists and matches its hash."""
     path = folder / f"shard-{number:05d}.npy"
     try:
-        record = json.loads(checkpoint.read_regular(path.with_suffix(".json")))
-        if record["sha256"] != checkpoint.hash_file(path):
-            return None
-        return _Shard(path, {int(item): str(why) for item, why in record["skipped"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        shard, sha256 = _recorded_shard(path)
+        return shard if sha256 == checkpoint.hash_file(path) else None
+    except (OSError, *_UNREADABLE):
         return None
+
+
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""Exceptions of a record that is not what quintet writes."""
+
+
+def _recorded_shard(path: Path) -> tuple[_Shard, object]:
+    """A shard by its record, and the hash that its file should have."""
+    record = json.loads(checkpoint.read_regular(path.with_suffix(".json")))
+    return _Shard(path, {int(item): str(why) for item, why in record["skipped"].items()}), record["sha256"]
+
+
+# --- one check for the processes of a launcher ---------------------------------------------------------------------
+
+CHECKED_FOR = 600.0
+"""Seconds that a check of one process counts for the others of its launcher: about as long as a start takes."""
+
+
+def _checked_shard(folder: Path, number: int) -> _Shard | None:
+    """As `_valid_shard`, but the file is not hashed again if a process of the same launcher just did.
+
+    The caller holds the lock of the shard."""
+    path = folder / f"shard-{number:05d}.npy"
+    try:
+        mark = _mark_of(path)
+        if time.time() - mark.stat().st_mtime < CHECKED_FOR and mark.read_text() == _state_of(path):
+            return _recorded_shard(path)[0]
+    except (OSError, *_UNREADABLE):
+        pass
+    shard = _valid_shard(folder, number)
+    if shard is not None:
+        _note_check(path)
+    return shard
+
+
+def _note_check(path: Path) -> None:
+    """Note for the other processes of the launcher that a shard is as its hash says."""
+    if RankInfo.from_environment().world_size > 1:
+        with suppress(OSError):  # they check it themselves
+            files.replace_bytes(_mark_of(path), _state_of(path).encode(), durable=False, concurrent=True)
+
+
+def _mark_of(path: Path) -> Path:
+    return path.with_name(f".checked-{path.stem}")
+
+
+def _state_of(path: Path) -> str:
+    """The launcher of this process, and what changes when the file is written again."""
+    state = path.stat()
+    launcher = [os.environ.get(name, "") for name in LAUNCHER_VARIABLES]
+    return json.dumps([*launcher, state.st_size, state.st_mtime_ns, state.st_ino])

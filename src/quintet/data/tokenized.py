@@ -56,18 +56,18 @@ class TokenEncoder:
 
 
 def tokenized_splits(
-    encoder: TokenEncoder, media: Splits, done: str, *, cache: str | None = None, variants: int = 1
+    encoder: TokenEncoder, media: Splits, done: str, *, cache: str | None = None, variants: int = 1, workers: int = 0
 ) -> Splits:
     """The same items, encoded by a frozen model; `done` labels the progress messages ("clips encoded").
 
     `cache` is the folder of the token cache; None means the default folder of the user. Each training item is encoded
-    in `variants` augmented versions.
+    in `variants` augmented versions. `workers` processes read the media of data sets from files.
     """
     skipped = dict(media.skipped)
 
     def codes(source: Dataset, part: str, variants: int = 1) -> TokenDataset:
         assert isinstance(source, MediaDataset), "`metadata` returns captions without opening the media"
-        tokens = _encoded(encoder, source, part, variants, done, cache)
+        tokens = _encoded(encoder, source, part, variants, done, cache, workers)
         skipped.update({tokens.name(item): reason for item, reason in tokens.skipped.items()})
         return tokens
 
@@ -116,7 +116,7 @@ def fresh_splits(encoder: TokenEncoder, media: Splits) -> Splits:
 
 
 def _encoded(
-    encoder: TokenEncoder, source: MediaDataset, part: str, variants: int, done: str, cache: str | None
+    encoder: TokenEncoder, source: MediaDataset, part: str, variants: int, done: str, cache: str | None, workers: int
 ) -> TokenDataset:
     cacheable = isinstance(source, FileDataset)
     folder = Path(cache or default_folder()) if cacheable else Path(mkdtemp(prefix="quintet-codes-"))
@@ -129,7 +129,8 @@ def _encoded(
         # Processes share the cached codes; codes that are not cached are encoded by every process.
         say(f"{done}: {count} of {total}", any_rank=cacheable)
 
-    tokens = TokenCache(folder, key, source, encoder.collate, encoder.encode, progress, encoder.field).open()
+    workers = workers if cacheable else 0  # a data set object may not be for several processes
+    tokens = TokenCache(folder, key, source, encoder.collate, encoder.encode, progress, encoder.field, workers).open()
     if not cacheable:
         # Two data set objects cannot be compared, so their codes are removed after the training.
         finalize(tokens, _remove, folder, os.getpid())

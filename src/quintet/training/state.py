@@ -60,13 +60,23 @@ class Progress:
 class EMA:
     """Exponential moving average of weights: copies of modules in eval mode, without gradients.
 
-    Parameters are averaged; buffers are copied, because they are counts or averages already.
+    Parameters are averaged; buffers are copied, because they are counts or averages already. With `empty`, parameters
+    are on `meta` until `allocate`, so that modules can be sharded without a second full copy of their weights.
     """
 
-    def __init__(self, config: EMAConfig, modules: Mapping[str, nn.Module], names: Iterable[str]) -> None:
+    def __init__(
+        self, config: EMAConfig, modules: Mapping[str, nn.Module], names: Iterable[str], empty: bool = False
+    ) -> None:
         self.config = config
         self.live = {name: modules[name] for name in names}
-        self.modules = {name: copy.deepcopy(module).eval().requires_grad_(False) for name, module in self.live.items()}
+        duplicate = sharding.copy_without_weights if empty else copy.deepcopy
+        self.modules = {name: duplicate(module).eval().requires_grad_(False) for name, module in self.live.items()}
+
+    @torch.no_grad()
+    def allocate(self) -> None:
+        """Give the copies the local shards of the live modules."""
+        for name, live in self.live.items():
+            sharding.allocate_shards(self.modules[name], live)
 
     def decay(self, step: int) -> float:
         """The decay at a step, ramped up so that the EMA of a short run is not dominated by its first weights."""
@@ -96,11 +106,14 @@ class TrainingState:
         self.device = torch.device("cpu") if engine is None else engine.device
         self.progress = Progress()
         config: RunConfig = task.config
-        self.ema = EMA(config.ema, task.modules, task.averaged) if config.ema.enabled else None
-        if engine is not None:
+        sharded = engine is not None and engine.is_sharded
+        self.ema = EMA(config.ema, task.modules, task.averaged, empty=sharded) if config.ema.enabled else None
+        if engine is not None and sharded:
             # The EMA was copied before: sharded modules cannot be copied. Optimizers are created after sharding.
             engine.shard(task.modules)
-            engine.shard(self.ema.modules if self.ema else {})
+            if self.ema:
+                engine.shard(self.ema.modules)
+                self.ema.allocate()
         product_dtype = None if engine is None else engine.product_dtype
         self.phases = [self._phase_state(phase, product_dtype) for phase in task.phases]
 

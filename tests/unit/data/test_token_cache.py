@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import flip_bit
 from quintet.common.batch import Batch, Item, collate
 from quintet.common.rng import ItemRNG
+from quintet.common.weights import checkpoint
 from quintet.data import token_cache
 from quintet.data.token_cache import CacheKey, TokenCache
 from quintet.errors import RunError, UnreadableItem
@@ -101,6 +104,67 @@ def test_an_interrupted_encoding_continues_where_it_stopped(tmp_path: Path) -> N
     encoder = Encoder()
     assert everything(cache(tmp_path, encoder).open()) == [2 * item for item in range(10)]
     assert encoder.encoded == [f"item-{item}" for item in range(4, 10)]
+
+
+def test_a_killed_encoding_continues_where_it_stopped(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_encode_and_die, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    encoder = Encoder()
+    assert everything(cache(tmp_path, encoder).open()) == [2 * item for item in range(10)]
+    assert encoder.encoded == [f"item-{item}" for item in range(4, 10)]
+
+
+def _encode_and_die(folder: Path) -> None:
+    encoder = Encoder()
+
+    def encode(batch: Batch) -> Tensor:
+        if "item-7" in batch.names:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encoder(batch)
+
+    TokenCache(folder, KEY, Media(), collate, encode).open()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The shards of a cache and their records."""
+    return {path.name: path.read_bytes() for path in folder.glob("codes-*/shard-*")}
+
+
+@pytest.mark.parametrize("broken", [frozenset[int](), frozenset({0, 5, 6})], ids=len)
+def test_workers_make_no_difference(broken: frozenset[int], tmp_path: Path) -> None:
+    key = replace(KEY, variants=2)
+    for workers in (0, 2):
+        encoder = Encoder()
+        made = cache(tmp_path / str(workers), encoder, Media(broken=broken), key)
+        replace(made, workers=workers).open()
+    assert len(contents(tmp_path / "0")) == 6
+    assert contents(tmp_path / "0") == contents(tmp_path / "2")
+
+
+class Deadly(Media):
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        if item == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().load(item, rng)
+
+
+def test_a_dead_worker_is_one_sentence(tmp_path: Path) -> None:
+    made = replace(cache(tmp_path, Encoder(), Deadly()), workers=2)
+    with pytest.raises(RunError, match=r"^a data worker died while items were encoded .*data\.num_workers \(now 2\)"):
+        made.open()
+
+
+class Failing(Media):
+    def load(self, item: int, rng: ItemRNG) -> Item:
+        raise RunError("the shard of this item is damaged")
+
+
+def test_errors_of_workers_are_those_of_the_process(tmp_path: Path) -> None:
+    for workers in (0, 2):
+        with pytest.raises(RunError, match=r"^the shard of this item is damaged$"):
+            replace(cache(tmp_path, Encoder(), Failing()), workers=workers).open()
 
 
 def test_vectors_are_cached_as_float32(tmp_path: Path) -> None:
@@ -255,6 +319,38 @@ def test_processes_share_the_encoding_and_start_at_different_shards(tmp_path: Pa
     encoded = [(tmp_path / f"rank-{rank}").read_text().split() for rank in range(2)]
     assert all(encoded)
     assert sorted([*encoded[0], *encoded[1]]) == sorted(f"item-{item}" for item in range(16))
+    cache(tmp_path / "alone", Encoder(), Media(16)).open()
+    assert contents(tmp_path) == contents(tmp_path / "alone")
+
+
+def test_processes_of_a_launcher_hash_each_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache(tmp_path, Encoder()).open()
+    alone = contents(tmp_path)
+    hashed: list[str] = []
+    hash_file = checkpoint.hash_file
+    monkeypatch.setattr(checkpoint, "hash_file", lambda path: hashed.append(path.name) or hash_file(path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for port, expected in (("1", [3, 0]), ("2", [3, 0])):  # another launcher checks for itself
+        monkeypatch.setenv("MASTER_PORT", port)
+        for rank, count in enumerate(expected):
+            monkeypatch.setenv("RANK", str(rank))
+            hashed.clear()
+            assert everything(cache(tmp_path, Encoder(fail_after=0)).open()) == [2 * item for item in range(10)]
+            assert len(hashed) == count
+    assert contents(tmp_path) == alone
+
+
+def test_a_shard_that_changed_after_its_check_is_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    cache(tmp_path, Encoder()).open()
+    whole = contents(tmp_path)
+    flip_bit(next(tmp_path.glob("codes-*/shard-00001.npy")))
+    monkeypatch.setenv("RANK", "1")
+    encoder = Encoder()
+    cache(tmp_path, encoder).open()
+    assert encoder.encoded == [f"item-{item}" for item in range(4, 8)]
+    assert contents(tmp_path) == whole
 
 
 def _encode_together(folder: Path, rank: int, barrier: Barrier) -> None:

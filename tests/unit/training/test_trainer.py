@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -913,3 +915,77 @@ def test_a_nonfinite_value_that_no_loss_uses_is_not_saved(tmp_path: Path, rollba
 
 def saved_tensors(run: Path) -> dict[str, torch.Tensor]:
     return {f"{path}/{name}": tensor for path in run.rglob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+# --- saves beside the training ------------------------------------------------------------------------------------
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, waited = threading.Event(), []
+    write = checkpoint.write
+
+    def write_later(root: Path, step: int, contents: checkpoint.Contents) -> Path:
+        waited.append(reached.wait(timeout=60))
+        return write(root, step, contents)
+
+    monkeypatch.setattr(checkpoint, "write", write_later)
+    trainer = toy_trainer(tmp_path / "beside", checkpoint__every=3)
+    trainer.train(lambda logs: reached.set() if logs["step"] == 5 else None)
+    trainer.close()
+    assert waited == [True, True]
+    monkeypatch.undo()
+    trained(tmp_path / "loop", checkpoint__every=3, checkpoint__background=False)
+    for step in (3, 6):
+        one, other = (
+            checkpoint.hashes(checkpoint.folder_of(tmp_path / name / "checkpoints", step))
+            for name in ("beside", "loop")
+        )
+        assert one.keys() == other.keys()
+        # The key itself is in both files.
+        assert {name for name in one if one[name] != other[name]} == {"config.yaml", checkpoint.MANIFEST}
+
+
+def test_a_checkpoint_that_a_script_saves_is_there(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path / "run")
+    trainer.train_step()
+    trainer.save()
+    checkpoint.verify(trainer.run.checkpoints / "step-00000001")
+    trainer.close()
+
+
+def test_a_failed_save_is_reported_at_the_next_step_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoint.write
+
+    def fail_once(root: Path, step: int, contents: checkpoint.Contents) -> Path:
+        if step == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
+        return write(root, step, contents)
+
+    monkeypatch.setattr(checkpoint, "write", fail_once)
+    trainer = trained(tmp_path / "run", checkpoint__every=2)
+    assert "warning: could not save step 2 ([Errno 28] No space left on device" in log_text(trainer)
+    assert [folder.name for folder in checkpoint.steps(trainer.run.checkpoints)] == ["step-00000004", "step-00000006"]
+
+
+def test_a_training_that_fails_finishes_its_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error reaches the user after the checkpoint is complete."""
+    raised = threading.Event()
+    write = checkpoint.write
+
+    def write_later(root: Path, step: int, contents: checkpoint.Contents) -> Path:
+        assert raised.wait(timeout=60)
+        return write(root, step, contents)
+
+    def fail(logs: dict[str, Any]) -> None:
+        if logs["step"] == 3:
+            raised.set()
+            raise RunError("something else")
+
+    monkeypatch.setattr(checkpoint, "write", write_later)
+    trainer = toy_trainer(tmp_path / "run", checkpoint__every=2)
+    with pytest.raises(RunError, match="something else"):
+        trainer.train(fail)
+    checkpoint.verify(trainer.run.checkpoints / "step-00000002")
+    trainer.close()

@@ -164,7 +164,14 @@ def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
     check_captions(config.model, media, "meshes", config.data.allow_missing_captions)
     variants = config.data.variants if config.data.augment else 1
     encoder = tokenizer.token_encoder()
-    codes = tokenized_splits(encoder, media, "meshes encoded", cache=config.data.cache_dir, variants=variants)
+    codes = tokenized_splits(
+        encoder,
+        media,
+        "meshes encoded",
+        cache=config.data.cache_dir,
+        variants=variants,
+        workers=config.data.num_workers,
+    )
     return _small_enough_splits(config, codes)
 
 

@@ -56,5 +56,10 @@ def _images(config: MuseConfig, tokenizer: Tokenizer[Any]) -> Splits:
 
 def _tokenized(config: MuseConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
     return tokenized_splits(
-        tokenizer.token_encoder(), media, "images encoded", cache=config.data.cache_dir, variants=config.data.variants
+        tokenizer.token_encoder(),
+        media,
+        "images encoded",
+        cache=config.data.cache_dir,
+        variants=config.data.variants,
+        workers=config.data.num_workers,
     )

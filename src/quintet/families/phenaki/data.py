@@ -40,7 +40,12 @@ def clip_splits(config: PhenakiConfig, tokenizer: Tokenizer[Any]) -> Splits:
     media = video_folder_splits(config.data, tokenizer.model.config.size)
     check_captions(config.model, media, "clips", config.data.allow_missing_captions)
     return tokenized_splits(
-        tokenizer.token_encoder(), media, "clips encoded", cache=config.data.cache_dir, variants=config.data.variants
+        tokenizer.token_encoder(),
+        media,
+        "clips encoded",
+        cache=config.data.cache_dir,
+        variants=config.data.variants,
+        workers=config.data.num_workers,
     )
 
 

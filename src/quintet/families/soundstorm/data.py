@@ -145,13 +145,12 @@ def encode_splits(
 ) -> Splits:
     """The items of `media` as codes of the tokenizer, the pipeline of a codec, with the conditioning of each clip."""
     check_captions(config.model, media, "clips", config.data.allow_missing_captions)
-    codes = tokenized_splits(
-        tokenizer.token_encoder(config.model.num_quantizers), media, "clips encoded", cache=config.data.cache_dir
-    )
+    cached = partial(tokenized_splits, cache=config.data.cache_dir, workers=config.data.num_workers)
+    codes = cached(tokenizer.token_encoder(config.model.num_quantizers), media, "clips encoded")
     clips = embedded = None
     if conditioner is not None:
         encoder = conditioner.token_encoder(tokenizer.model.sample_rate)
-        embedded = tokenized_splits(encoder, media, "clips embedded", cache=config.data.cache_dir)
+        embedded = cached(encoder, media, "clips embedded")
         clips = {"train": embedded.train, "validation": embedded.validation, **embedded.extra_splits}
     captions = (
         _captions(media.train, conditioner) if config.loss.caption_cond_prob and conditioner is not None else None

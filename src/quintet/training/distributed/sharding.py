@@ -11,6 +11,7 @@ The torch modules for this take a second to import, so they are imported inside 
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import warnings
@@ -57,6 +58,22 @@ def shard_modules(modules: Mapping[str, nn.Module], device: torch.device, gather
             if getattr(type(block), "recomputable", False):
                 fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def copy_without_weights(module: nn.Module) -> nn.Module:
+    """A copy of a module whose parameters are on `meta`, to be sharded and then filled by `allocate_shards`."""
+    empty = {id(parameter): nn.Parameter(parameter.detach().to("meta")) for parameter in module.parameters()}
+    return copy.deepcopy(module, memo=empty)
+
+
+def allocate_shards(module: nn.Module, source: nn.Module) -> None:
+    """Allocate the parameters of a sharded module on `meta`, with the values of another one of the same shards."""
+    values = dict(source.named_parameters(remove_duplicate=False))
+    device = local_tensor(next(iter(values.values()))).device
+    fill: Any = module._apply
+    fill(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        local_tensor(parameter).copy_(local_tensor(values[name]))
 
 
 def set_gradient_sync(module: nn.Module, enabled: bool) -> None:
