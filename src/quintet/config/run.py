@@ -43,10 +43,11 @@ class TrainConfig(Section):
     batch_size: int = Field(
         16, gt=0, description="Global batch size: items per optimizer step, over all processes and micro-batches."
     )
-    grad_accum_steps: int = Field(
+    grad_accum_steps: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
         1,
-        gt=0,
-        description="Gradient accumulation: micro-batches per optimizer step. More micro-batches need less memory.",
+        description="Gradient accumulation: micro-batches per optimizer step. More micro-batches need less memory. "
+        "auto is the smallest number that fits into the memory of the device; it is found and recorded when the run "
+        "starts.",
     )
     seed: int = Field(
         0, ge=0, lt=2**63, description="Random seed of initial weights, data order and all other random choices."
@@ -59,6 +60,19 @@ class TrainConfig(Section):
         ge=0,
         description="Instead of stopping, go back to the last good checkpoint and use other items, up to N times.",
     )
+
+    @property
+    def micro_batches(self) -> int:
+        """`grad_accum_steps`, or 1 as long as `auto` is not resolved."""
+        return 1 if self.grad_accum_steps == "auto" else self.grad_accum_steps
+
+    @field_validator("grad_accum_steps", mode="before")
+    @classmethod
+    def _check_grad_accum_steps(cls, value: Any) -> Any:
+        """One message for both types; pydantic has one for each of them."""
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise ValueError("must be auto or an integer of 1 or more")
+        return value
 
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -306,7 +320,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_batch_size(self) -> RunConfig:
-        if self.train.batch_size % self.train.grad_accum_steps:
+        if self.train.batch_size % self.train.micro_batches:
             raise ValueError(
                 f"train.batch_size={self.train.batch_size} is not divisible by "
                 f"train.grad_accum_steps={self.train.grad_accum_steps}"
