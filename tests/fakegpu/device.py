@@ -52,6 +52,8 @@ class Memory:
     def __init__(self) -> None:
         self.used = self.peak = 0
         self._sizes: dict[int, int] = {}
+        self._missing = 0
+        """Bytes that a backward pass would have needed above the limit."""
 
     def hold(self, tensor: Tensor, limit: int | None) -> None:
         """Count the memory of a new tensor, unless it shares that of another one."""
@@ -59,13 +61,19 @@ class Memory:
         key = storage._cdata
         if key in self._sizes:
             return
-        size = storage.nbytes()
-        if limit is not None and self.used + size > limit:
-            raise torch.OutOfMemoryError(f"{NAME} out of memory: {self.used} bytes of {limit} are used, {size} wanted")
-        self._sizes[key] = size
+        self._sizes[key] = size = storage.nbytes()
         self.used += size
         self.peak = max(self.peak, self.used)
         weakref.finalize(storage, self._free, key).atexit = False
+        if limit is not None:
+            self._missing = max(self._missing, self.used - limit)
+            self._check()
+
+    def _check(self) -> None:
+        # Torch ends the process for an error of Python in some operations of a backward pass: it is raised behind it.
+        if self._missing > 0 and torch._C._current_graph_task_id() < 0:
+            missing, self._missing = self._missing, 0
+            raise torch.OutOfMemoryError(f"{NAME} out of memory: {missing} bytes are missing")
 
     def _free(self, key: int) -> None:
         self.used -= self._sizes.pop(key)

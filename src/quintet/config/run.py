@@ -21,6 +21,7 @@ from quintet.errors import UsageError
 
 RESUMABLE = (
     *("train.steps", "train.minutes", "train.grad_accum_steps", "train.max_nonfinite_steps", "train.max_rollbacks"),
+    "loss.logit_chunk",
     *("data.path", "data.validation_path", "data.num_workers", "data.cache_dir", "data.memory_megabytes"),
     *("log.", "eval.", "sample.", "checkpoint.", "engine."),
 )
@@ -276,6 +277,16 @@ class EngineConfig(Section):
         if value != "auto" and (type(value) is not int or not 1 <= value <= MAX_LAUNCHED):
             raise ValueError(f"must be auto or an integer from 1 to {MAX_LAUNCHED}")
         return value
+
+
+LogitChunk = Annotated[int, Field(gt=0, multiple_of=64)] | Literal["auto"] | None
+"""Type of `loss.logit_chunk`."""
+LOGIT_CHUNK: Any = Field(
+    None,
+    description="Compute output layer and loss for N positions at a time (a multiple of 64), and again in the backward "
+    "pass, to keep fewer logits in memory; auto: for as many positions as have 2^25 logits; null: for all positions.",
+)
+"""Its default and description, for the sections `loss` of recipes with a vocabulary."""
 
 
 class RunConfig(Section):

@@ -22,6 +22,7 @@ from quintet.common.precision import as_float64, at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.config.masked import MaskGitRunConfig
 from quintet.errors import UsageError
+from quintet.nn.chunked_loss import ChunkedLoss, chunk_size
 from quintet.nn.codebook import CodebookSmoothing, codebook_smoothing
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.preparation import has_texts
@@ -151,11 +152,12 @@ class MaskGitTask(Task[ConfigT]):
         tokens, targets = batch["tokens"], batch["targets"]
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
             previous = self._own_prediction(batch, tokens, conditioning)
-            logits = modules["maskgit"](tokens, conditioning, where=batch["positions"], previous=previous)
+            loss = self._chunked_loss(batch)
+            made = modules["maskgit"](tokens, conditioning, where=batch["positions"], previous=previous, loss=loss)
         names = ("hidden", "positions", "targets", "critic_noise")
         known = {name: batch[name] for name in names if name in batch}
-        logits = logits[: len(targets)]
-        return Output({"codes": batch["code_rows"], "logits": logits, "conditioning": conditioning, **known})
+        known |= {"logits": made[: len(targets)]} if loss is None else {"losses": made}
+        return Output({"codes": batch["code_rows"], "conditioning": conditioning, **known})
 
     @property
     def cond_drop_prob(self) -> float:
@@ -184,12 +186,33 @@ class MaskGitTask(Task[ConfigT]):
 
     def prediction_loss(self, output: Output) -> Loss:
         """Cross-entropy of the predicted codes, without a critic."""
+        if "losses" in output.values:
+            return mean_loss(*output["losses"])
         target, smoothing = output["targets"], self.codebook_smoothing
-        levels: Tensor | int = 0
-        if smoothing is not None and smoothing.levels > 1:
-            # The levels of a position follow each other.
-            levels = output["positions"][: len(target)] % output["codes"].shape[1] % smoothing.levels
+        levels = self._levels(output["positions"][: len(target)], output["codes"])
         return token_loss(output["logits"], target, self.config.loss.label_smoothing, smoothing, levels)
+
+    def _levels(self, positions: Tensor, codes: Tensor) -> Tensor | int:
+        """The level of the codes at flat positions of `codes` (batch, positions), for codebook smoothing."""
+        smoothing = self.codebook_smoothing
+        if smoothing is None or smoothing.levels == 1:
+            return 0
+        # The levels of a position follow each other.
+        return positions % codes.shape[1] % smoothing.levels
+
+    def _chunked_loss(self, batch: Batch) -> ChunkedLoss | None:
+        """The loss chunk by chunk; None if the logits are few, or if a critic samples from them."""
+        config, targets = self.config, batch["targets"]
+        if config.loss.critic or config.model.self_critic:
+            return None
+        size = chunk_size(config.loss.logit_chunk, self.maskgit.mask_id, len(targets))
+        if size is None:
+            return None
+        levels = self._levels(batch["positions"][: len(targets)], batch["code_rows"])
+        columns = (targets, levels) if isinstance(levels, Tensor) else (targets,)
+        smoothing = self.codebook_smoothing
+        losses = partial(code_losses, label_smoothing=config.loss.label_smoothing, codebook_smoothing=smoothing)
+        return ChunkedLoss(losses, columns, size)
 
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Binary classification of predicted tokens: does a token differ from the original code?"""
@@ -252,14 +275,28 @@ def token_loss(
     `logits` (tokens, codes), `target` (tokens,), `levels` (tokens,) or one level for all."""
     # Also for argmax, which is four times slower in bf16 on a CPU.
     logits = at_least_fp32(logits)
+    each = code_losses(logits, target, levels, label_smoothing, codebook_smoothing)
+    return mean_loss(each, logits.argmax(-1) == target)
+
+
+def code_losses(
+    logits: Tensor,
+    target: Tensor,
+    levels: Tensor | int = 0,
+    label_smoothing: float = 0.0,
+    codebook_smoothing: CodebookSmoothing | None = None,
+) -> Tensor:
+    """Cross-entropy (tokens,) of `logits` (tokens, codes)."""
     if codebook_smoothing is None:
-        each = F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
-    else:
-        each = codebook_smoothing.loss(logits.log_softmax(-1), target, levels)
-    all_tokens = torch.ones_like(each, dtype=torch.bool)
-    right = (logits.argmax(-1) == target).to(each.dtype)
-    loss = collectives.mean_over_ranks(each, all_tokens)
-    return Loss(loss, {"accuracy": collectives.mean_over_ranks(right, all_tokens)})
+        return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
+    return codebook_smoothing.loss(logits.log_softmax(-1), target, levels)
+
+
+def mean_loss(losses: Tensor, right: Tensor) -> Loss:
+    """The mean over the tokens of all ranks, and the accuracy."""
+    all_tokens = torch.ones_like(losses, dtype=torch.bool)
+    loss = collectives.mean_over_ranks(losses, all_tokens)
+    return Loss(loss, {"accuracy": collectives.mean_over_ranks(right.to(losses.dtype), all_tokens)})
 
 
 def score_loss(scores: Tensor, wrong: Tensor, where: Tensor | None = None) -> Tensor:

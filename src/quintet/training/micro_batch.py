@@ -49,8 +49,9 @@ class MicroBatchSearch:
             if not failed:
                 return number
         raise RunError(
-            f"out of memory with micro-batches of {self.local_batch // numbers[-1]} items (train.grad_accum_steps=auto "
-            "tried all others first); use a smaller model or smaller items, or engine.activation_checkpointing=true"
+            f"out of memory with micro-batches of {count_items(self.local_batch // numbers[-1])} "
+            "(train.grad_accum_steps=auto tried larger ones first); use a smaller model or smaller items, or "
+            "engine.activation_checkpointing=true"
         )
 
     def _candidates(self) -> list[int]:
@@ -108,6 +109,10 @@ class MicroBatchSearch:
         if self.engine.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.engine.device)
+
+
+def count_items(number: int) -> str:
+    return "1 item" if number == 1 else f"{number} items"
 
 
 def _parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:

@@ -24,7 +24,7 @@ from quintet.training.engine import Engine
 from quintet.training.guard import NonFiniteGuard, Saver
 from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker
-from quintet.training.micro_batch import MicroBatchSearch
+from quintet.training.micro_batch import MicroBatchSearch, count_items
 from quintet.training.order import Order
 from quintet.training.planning.fitting import check_memory
 from quintet.training.planning.plan import Plan
@@ -110,8 +110,9 @@ class TrainingSession:
         if self.engine.is_main:
             self.run.begin(self.config, prepare.data_record(self.splits), self._frozen_contents())
         if is_auto:
-            size = self.config.train.batch_size // self.config.train.micro_batches
-            self.print(f"train.grad_accum_steps=auto: {self.config.train.micro_batches} micro-batches of {size} items")
+            train, number = self.config.train, self.config.train.micro_batches
+            size = count_items(train.batch_size // number)
+            self.print(f"train.grad_accum_steps=auto: {number} micro-batch{'es' if number > 1 else ''} of {size}")
 
     def _check_readable(self) -> None:
         self._loader(self.splits.train).check_readable()

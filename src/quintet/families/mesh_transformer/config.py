@@ -10,7 +10,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import MeshDataConfig, NegativePromptOptions, RunConfig, SampleConfig, Section
+from quintet.config import (
+    LOGIT_CHUNK,
+    LogitChunk,
+    MeshDataConfig,
+    NegativePromptOptions,
+    RunConfig,
+    SampleConfig,
+    Section,
+)
 from quintet.config.presets import BASE, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
 from quintet.config.text import TextConfig
 
@@ -89,6 +97,7 @@ class MeshTransformerLossConfig(Section):
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Label smoothing: fraction of the target probability spread over all codes."
     )
+    logit_chunk: LogitChunk = LOGIT_CHUNK
     window_faces: int | None = Field(
         None,
         ge=2,

@@ -23,6 +23,7 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.grammar import whole_faces
 from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState, Positions
+from quintet.nn.chunked_loss import ChunkedLoss, PositionLosses
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
@@ -168,12 +169,14 @@ class MeshTransformer(Pretrained, nn.Module):
         begins: Tensor | None = None,
         ends: Tensor | None = None,
         targets: Targets | None = None,
-    ) -> Predicted:
+        loss: ChunkedLoss | None = None,
+    ) -> Predicted | PositionLosses:
         """Logits and targets of `codes` (batch, faces, tokens_per_face), padded behind `lengths` (batch,) in faces.
 
         For windows of larger meshes, `begins` and `ends` (batch,) say whether a row has the first and the last face of
         its mesh: a window without the last face has no end token, and the first face of a window without the first
-        face of the mesh is not predicted. `targets` are those of `find_targets`, if they are known.
+        face of the mesh is not predicted. `targets` are those of `find_targets`, if they are known. With a `loss` for
+        these targets, the result are the losses of the positions.
         """
         self._check(codes)
         begins = torch.ones_like(lengths, dtype=torch.bool) if begins is None else begins
@@ -189,7 +192,7 @@ class MeshTransformer(Pretrained, nn.Module):
             context,
             context_mask,
         )
-        return Predicted(self.to_logits(vectors), targets.codes)
+        return Predicted(self.to_logits(vectors), targets.codes) if loss is None else loss(vectors, self.to_logits)
 
     def logits(self, codes: Tensor, conditioning: Conditioning) -> Tensor:
         """Logits (batch, tokens + 1, num_codes + 1) of every next token of `codes` (batch, faces, tokens_per_face)."""
