@@ -98,8 +98,8 @@ def train_with_limits(data: Path, folder: Path) -> None:
     whole = peak_of(words(data, fixed, "train.grad_accum_steps=4"))
     first = peak_of(words(data, early, "train.grad_accum_steps=4", "train.steps=2"))
     (folder / "peaks.json").write_text(json.dumps({"whole": whole, "first": first}))
-    train_in(whole + whole // 100, words(data, folder / "auto", "train.grad_accum_steps=auto", "train.steps=2"))
-    train_in(whole + whole // 100, ["resume", str(folder / "auto"), "train.steps=4", "train.grad_accum_steps=auto"])
+    train_in(whole + whole // 10, words(data, folder / "auto", "train.grad_accum_steps=auto", "train.steps=2"))
+    train_in(whole + whole // 10, ["resume", str(folder / "auto"), "train.steps=4", "train.grad_accum_steps=auto"])
     # Enough for every step before the discriminator begins, and for none after it.
     train_in((whole + first) // 2, words(data, folder / "late", "train.grad_accum_steps=auto"))
 
@@ -138,7 +138,7 @@ def test_one_item_that_does_not_fit_is_one_sentence(pictures: Path, tmp_path: Pa
 def train_beside_another(commands: Sequence[str]) -> None:
     """One of two processes; only the second one has little memory."""
     if os.environ["RANK"] == "1":
-        MODE.rules.memory = 1100 * KILOBYTE
+        MODE.rules.memory = 660 * KILOBYTE
     call(commands)
 
 

@@ -19,7 +19,15 @@ from quintet.config import (
     SampleConfig,
     Section,
 )
-from quintet.config.presets import BASE, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
+from quintet.config.presets import (
+    BASE,
+    BASE_TEXT,
+    BASE_VOCABULARY,
+    DEBUG_GENERATOR,
+    DEBUG_TEXT,
+    SMALL_GENERATOR,
+    preset,
+)
 from quintet.config.text import TextConfig
 
 
@@ -152,6 +160,7 @@ class MeshTransformerConfig(RunConfig):
         "base": preset(
             BASE,
             BASE_TEXT,
+            BASE_VOCABULARY,
             model={"dim": 768, "depth": 24, "fine_depth": 4, "heads": 12, "max_faces": 800},
             data={"variants": 32, "num_workers": 4},
             train={"steps": 200_000},
