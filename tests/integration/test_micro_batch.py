@@ -26,10 +26,10 @@ from helpers import (
     quintet,
     step_folder,
     succeed,
-    tensor_hashes,
     train_tiny,
 )
 from quintet.cli import call, main
+from quintet.common.weights import checkpoint
 from quintet.registry import read_config
 from quintet.training.planning import fitting
 
@@ -85,6 +85,12 @@ def recorded(run: Path) -> object:
     return read_config(run / "config.yaml").train.grad_accum_steps
 
 
+def tensors_of(run: Path) -> dict[str, str]:
+    """The hashes of all weights and moments after the last step."""
+    found = checkpoint.hashes(step_folder(run, 4))
+    return {name: value for name, value in found.items() if name.endswith(".safetensors")}
+
+
 def losses(run: Path) -> list[dict[str, float]]:
     measured = ("time", "rate/", "time/")
     return [
@@ -113,7 +119,7 @@ def test_auto_is_the_largest_micro_batch_that_fits_in_every_phase(pictures: Path
     assert recorded(auto) == 4
     assert recorded(tmp_path / "late") == 8
     # The trials have changed nothing.
-    assert tensor_hashes(auto, 4) == tensor_hashes(fixed, 4)
+    assert tensors_of(auto) == tensors_of(fixed)
     assert losses(auto)[-1] == losses(fixed)[-1]
     assert read_config(step_folder(auto, 4) / "config.yaml").train.grad_accum_steps == 4
     assert log_text(auto).count("train.grad_accum_steps=auto: 4 micro-batches of 4 items") == 1
@@ -138,7 +144,7 @@ def test_one_item_that_does_not_fit_is_one_sentence(pictures: Path, tmp_path: Pa
 def train_beside_another(commands: Sequence[str]) -> None:
     """One of two processes; only the second one has little memory."""
     if os.environ["RANK"] == "1":
-        MODE.rules.memory = 660 * KILOBYTE
+        MODE.rules.memory = 850 * KILOBYTE
     call(commands)
 
 
