@@ -86,6 +86,19 @@ def test_training_in_fp16_on_a_cpu_is_refused(pictures: Path, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+def test_two_processes_on_one_gpu_are_refused(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "engine.device=cuda")
+    outcome = quintet(*words)
+    assert outcome.code == 2
+    said = "local rank 1 has no CUDA device: this machine has 1; start fewer processes"
+    assert said in error_line(outcome.errors)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_of_fp16_is_used_in_fp32_on_a_cpu(trained: Path, tmp_path: Path) -> None:
     run = copied(trained, tmp_path / "run")
     succeed("eval", run)
