@@ -75,7 +75,7 @@ class EvalSession:
     def metrics(self) -> dict[str, float]:
         """The metrics of `eval.json` over the full validation set; metrics of the live weights start with `live/`."""
         config = self.task.config
-        size = config.eval.batch_size or config.train.batch_size // config.train.grad_accum_steps
+        size = config.eval.batch_size or config.train.batch_size // config.train.micro_batches
         metrics = evaluate(
             self.task,
             self.pipeline.modules,

@@ -29,7 +29,9 @@ from quintet.training.run_folder import Run
 from quintet.training.state import Progress, environment, environment_changes
 from quintet.training.trainer import Trainer
 
-HARMLESS = tuple(key for key in configs.RESUMABLE if key not in ("train.grad_accum_steps", "engine."))
+NOT_EXACT = ("train.grad_accum_steps", "loss.logit_chunk", "engine.")
+"""Keys that may change when a run is resumed, and that change the rounding of a step."""
+HARMLESS = tuple(key for key in configs.RESUMABLE if key not in NOT_EXACT)
 """Keys that may differ between the two checkpoints, because they do not affect the arithmetic of a step."""
 
 

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 from quintet import config as configs
 from quintet import registry
+from quintet.config import RunConfig
 from quintet.training.planning.building import planned_task
-from quintet.training.planning.plan import Costs, measure_costs
+from quintet.training.planning.devices import DEVICES
+from quintet.training.planning.plan import Costs, Plan, measure_costs
 
 FILE = Path(__file__).parent / "base_plans.json"
 PRESET = "base"
 
 
+def base_settings(recipe: str) -> RunConfig:
+    settings: RunConfig = configs.build(registry.find(recipe).config_class(), preset=PRESET)
+    return settings
+
+
+@cache
 def base_costs(recipe: str) -> Costs:
-    settings = configs.build(registry.find(recipe).config_class(), preset=PRESET)
+    settings = base_settings(recipe)
     return measure_costs(planned_task(settings, PRESET), "cuda", settings.engine.precision)
+
+
+def base_plan(recipe: str, device: str) -> Plan:
+    settings = base_settings(recipe)
+    return Plan(settings, DEVICES[device], 1, settings.engine.precision, base_costs(recipe))
 
 
 def figures(recipe: str) -> dict[str, int]:

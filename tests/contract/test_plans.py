@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from contract.base_plans import FILE, figures
+from contract.base_plans import FILE, base_plan, figures
 from quintet import config as configs
 from quintet import registry
 from quintet.common.batch import Batch
@@ -55,3 +55,11 @@ def test_the_planned_flops_are_those_of_a_real_step(recipe: str) -> None:
 def test_what_the_preset_base_needs_is_pinned(recipe: str) -> None:
     """If a change is meant to change it, write the file again: `python -m contract.base_plans`, in tests/."""
     assert figures(recipe) == pytest.approx(json.loads(FILE.read_text(encoding="utf-8"))[recipe], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("recipe", registry.RECIPES)
+@pytest.mark.parametrize("device", ["4090", "a100-80gb", "h100"])
+def test_the_preset_base_trains_on_one_card(recipe: str, device: str) -> None:
+    plan = base_plan(recipe, device)
+    assert plan.grad_accum_steps is not None, plan.too_large()
+    assert plan.largest_micro_batch >= 4

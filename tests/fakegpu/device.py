@@ -2,6 +2,7 @@
 
 Refused, as by CUDA: operands on different devices, reading a tensor with numpy, pinning a tensor of the device, and,
 with `refuse_cpu_collectives`, collectives of CPU tensors (NCCL). Refused, as by MPS: float64, unless it is allowed.
+With a `memory` in bytes, tensors that do not fit are refused by the error of CUDA's allocator.
 
 It is one of torch's Python backends for the device type PrivateUse1. A process can have one of them, and cannot remove
 it, so use it in a process of its own.
@@ -9,6 +10,7 @@ it, so use it in a process of its own.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +42,41 @@ class Rules:
 
     refuse_float64: bool = True
     refuse_cpu_collectives: bool = False
+    memory: int | None = None
+    """In bytes; None: without limit."""
+
+
+class Memory:
+    """The bytes of all tensors of the device that are alive, as far as Python sees them."""
+
+    def __init__(self) -> None:
+        self.used = self.peak = 0
+        self._sizes: dict[int, int] = {}
+        self._missing = 0
+        """Bytes that a backward pass would have needed above the limit."""
+
+    def hold(self, tensor: Tensor, limit: int | None) -> None:
+        """Count the memory of a new tensor, unless it shares that of another one."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        self._sizes[key] = size = storage.nbytes()
+        self.used += size
+        self.peak = max(self.peak, self.used)
+        weakref.finalize(storage, self._free, key).atexit = False
+        if limit is not None:
+            self._missing = max(self._missing, self.used - limit)
+            self._check()
+
+    def _check(self) -> None:
+        # Torch ends the process for an error of Python in some operations of a backward pass: it is raised behind it.
+        if self._missing > 0 and torch._C._current_graph_task_id() < 0:
+            missing, self._missing = self._missing, 0
+            raise torch.OutOfMemoryError(f"{NAME} out of memory: {missing} bytes are missing")
+
+    def _free(self, key: int) -> None:
+        self.used -= self._sizes.pop(key)
 
 
 class BackendModule:
@@ -139,6 +176,7 @@ class FakeGPU(TorchDispatchMode):
         self.rules = Rules()
         self.waits: list[Wait] = []
         """The waits so far."""
+        self.memory = Memory()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(function, args, kwargs or {})
@@ -167,6 +205,9 @@ class FakeGPU(TorchDispatchMode):
             return args[0]
         if name == "aten._to_copy.default" and any(result is unwrap(tensor) for tensor in tensors):
             result = result.clone()
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.memory.hold(unwrap(leaf), self.rules.memory)
         result = tree_map(wrap, result)
         return return_and_correct_aliasing(function, args, kwargs, result) if here else result
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import TINY, copied, error_line, quintet, renew_sums, succeed, tensor_hashes, train_tiny
+from helpers import TINY, copied, error_line, forked, quintet, renew_sums, succeed, tensor_hashes, train_tiny
 from quintet import VQGanVAE, VQGanVAETrainer
 from quintet.common.precision import choose_precision, has_bf16
 from quintet.doctor import precisions
@@ -83,6 +83,21 @@ def test_training_in_fp16_on_a_cpu_is_refused(pictures: Path, tmp_path: Path) ->
     assert outcome.code == 2
     said = "error: engine.precision=fp16 needs a GPU, and this process uses the CPU; set engine.precision=fp32"
     assert error_line(outcome.errors) == said
+    assert not (tmp_path / "run").exists()
+
+
+def pretend_one_gpu() -> None:
+    """In a process of its own: the machine has one CUDA device."""
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+
+
+def test_two_processes_on_one_gpu_are_refused(pictures: Path, tmp_path: Path) -> None:
+    words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "engine.device=cuda")
+    with forked(words, tmp_path / "said", pretend_one_gpu, RANK=1, LOCAL_RANK=1, WORLD_SIZE=2) as process:
+        assert process.end() == 2, process.seen
+    said = "local rank 1 has no CUDA device: this machine has 1; start fewer processes"
+    assert said in error_line(process.seen)
     assert not (tmp_path / "run").exists()
 
 

@@ -66,7 +66,7 @@ def _fitting_processes(config: RunConfig) -> int:
     them as the batch can be divided by."""
     if config.engine.world_size is not None:
         return config.engine.world_size
-    micro_batch = config.train.batch_size // config.train.grad_accum_steps
+    micro_batch = config.train.batch_size // config.train.micro_batches
     most = min(_devices(config.engine.device), micro_batch)
     return next(number for number in range(most, 0, -1) if micro_batch % number == 0)
 

@@ -8,17 +8,31 @@ from summed or gathered values, and is the same on every rank, gets exactly the 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Context in which nothing is exchanged: this process may fail at any point without keeping others waiting."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
 
 def is_distributed() -> bool:
     """Whether there is more than one process. Checked at every call: models may be built before the process group."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not _alone.get()
 
 
 def world_size() -> int:

@@ -6,8 +6,10 @@ numpy, torch, CUDA, cuBLAS, cuDNN, NCCL, MPS, oneDNN or the C++ library.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 
 from quintet.config import RunConfig, flatten
 from quintet.errors import QuintetError, RunError
@@ -17,6 +19,34 @@ _SIGNS = (
     *("out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
 )
 _OVERFLOWS = ("Storage size calculation overflowed", "Overflow when unpacking long", "overflow")
+
+
+ROOT = Path("/")
+
+
+def available_memory(root: Path = ROOT) -> int:
+    """Bytes of the main memory that this process can still use, also under the limit of a container (cgroup 2).
+
+    `root` is the folder that contains `sys` and `proc`."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, StopIteration):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        available = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+    return min([available, *_cgroup_memory(root)])
+
+
+def _cgroup_memory(root: Path) -> Iterator[int]:
+    """The bytes that are left to the cgroup of this process and to the groups that contain it."""
+    group = ""
+    with suppress(OSError, StopIteration):
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        group = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
+    own = PurePosixPath(group)
+    for folder in (root / "sys/fs/cgroup" / each for each in (own, *own.parents)):
+        with suppress(OSError, ValueError):  # ValueError for "max"
+            limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield max(0, limit - used + int(stat.get("inactive_file", 0)))  # cached files make room
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -32,6 +32,11 @@ class RankInfo:
         return cls(0, 0, 1)
 
 
+def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of processes of this launch on this machine; 1 if the launcher does not say it."""
+    return int(environment.get("LOCAL_WORLD_SIZE", environment.get("SLURM_NTASKS_PER_NODE", "1")))
+
+
 def is_first(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this is rank 0 or the only process; does not need the process group."""
     if _has_rank(environment):
@@ -56,7 +61,7 @@ def check_processes(config: RunConfig, world_size: int) -> None:
     """Raise `UsageError` if the processes are not those of `engine.world_size`, or cannot share a batch equally."""
     check_world(config.engine, world_size)
     train = config.train
-    if train.batch_size % (world_size * train.grad_accum_steps):
+    if train.batch_size % (world_size * train.micro_batches):
         raise UsageError(
             f"train.batch_size={train.batch_size} is not divisible by {world_size} processes x "
             f"train.grad_accum_steps={train.grad_accum_steps}"

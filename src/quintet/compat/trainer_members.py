@@ -142,7 +142,7 @@ class TrainerMembers(nn.Module):
     @property
     def _micro_batch(self) -> int:
         train = self.own.config.train
-        return max(1, train.batch_size // (train.grad_accum_steps * self.own.engine.world_size))
+        return max(1, train.batch_size // (train.micro_batches * self.own.engine.world_size))
 
     # --- trackers -------------------------------------------------------------------------------------------------
 

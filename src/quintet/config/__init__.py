@@ -12,12 +12,14 @@ from quintet.config.data import (
 )
 from quintet.config.options import GenerateOptions, NegativePromptOptions
 from quintet.config.run import (
+    LOGIT_CHUNK,
     RESUMABLE,
     CheckpointConfig,
     EMAConfig,
     EngineConfig,
     EvalConfig,
     LogConfig,
+    LogitChunk,
     OptimConfig,
     OptimizerConfig,
     PhaseOptimConfig,
@@ -43,6 +45,7 @@ from quintet.config.tree import (
 
 __all__ = [
     "BUDGET_PRESET",
+    "LOGIT_CHUNK",
     "RESUMABLE",
     "AudioDataConfig",
     "Budget",
@@ -54,6 +57,7 @@ __all__ = [
     "GenerateOptions",
     "ImageDataConfig",
     "LogConfig",
+    "LogitChunk",
     "MeshDataConfig",
     "NegativePromptOptions",
     "OptimConfig",

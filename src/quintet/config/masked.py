@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from quintet.config import OptimConfig, PhaseOptimConfig, RunConfig, SampleConfig, Section
+from quintet.config import LOGIT_CHUNK, LogitChunk, OptimConfig, PhaseOptimConfig, RunConfig, SampleConfig, Section
 from quintet.config.text import TextConfig
 
 
@@ -163,6 +163,7 @@ class MaskGitLossConfig(CorruptionConfig):
         description="Spread targets over similar codebook entries instead of loss.label_smoothing, which is then 0: "
         "width of the kernel in median squared distances between nearest neighbours; 0 disables it.",
     )
+    logit_chunk: LogitChunk = LOGIT_CHUNK
     critic: bool = Field(
         False, description="Also train a token critic, which decides which tokens to mask again during decoding."
     )
@@ -202,6 +203,11 @@ class MaskGitRunConfig(RunConfig):
             raise ValueError("loss.critic=true and model.self_critic=true exclude each other; set one of them to false")
         if self.loss.train_only == "critic" and not (self.loss.critic or self.model.self_critic):
             raise ValueError("loss.train_only=critic needs a critic: loss.critic=true or model.self_critic=true")
+        if isinstance(self.loss.logit_chunk, int) and (self.loss.critic or self.model.self_critic):
+            raise ValueError(
+                f"loss.logit_chunk={self.loss.logit_chunk} and a critic, which samples from all logits, exclude each "
+                "other; set loss.logit_chunk=null or auto"
+            )
         if self.loss.codebook_smoothing and self.loss.label_smoothing:
             raise ValueError(
                 f"loss.codebook_smoothing={self.loss.codebook_smoothing:g} replaces label smoothing: leave out "

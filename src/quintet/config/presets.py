@@ -43,7 +43,7 @@ SMALL_GENERATOR = preset(
 
 BASE = preset(
     _every(5000),
-    train={"batch_size": 64},
+    train={"batch_size": 64, "grad_accum_steps": "auto"},
     ema={"decay": 0.9995},
     engine={"precision": "bf16", "compile": True},
     data={"num_workers": 8},
@@ -56,4 +56,5 @@ BASE_GENERATOR = preset(
     ema={"decay": 0.9999},
     data={"num_workers": 4},
 )
+BASE_VOCABULARY = preset(loss={"logit_chunk": "auto"})
 BASE_TEXT = preset(model={"text_dim": 512, "text_depth": 6})

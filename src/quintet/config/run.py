@@ -21,6 +21,7 @@ from quintet.errors import UsageError
 
 RESUMABLE = (
     *("train.steps", "train.minutes", "train.grad_accum_steps", "train.max_nonfinite_steps", "train.max_rollbacks"),
+    "loss.logit_chunk",
     *("data.path", "data.validation_path", "data.num_workers", "data.cache_dir", "data.memory_megabytes"),
     *("log.", "eval.", "sample.", "checkpoint.", "engine."),
 )
@@ -43,10 +44,11 @@ class TrainConfig(Section):
     batch_size: int = Field(
         16, gt=0, description="Global batch size: items per optimizer step, over all processes and micro-batches."
     )
-    grad_accum_steps: int = Field(
+    grad_accum_steps: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
         1,
-        gt=0,
-        description="Gradient accumulation: micro-batches per optimizer step. More micro-batches need less memory.",
+        description="Gradient accumulation: micro-batches per optimizer step. More micro-batches need less memory. "
+        "auto is the smallest number that fits into the memory of the device; it is found and recorded when the run "
+        "starts.",
     )
     seed: int = Field(
         0, ge=0, lt=2**63, description="Random seed of initial weights, data order and all other random choices."
@@ -59,6 +61,19 @@ class TrainConfig(Section):
         ge=0,
         description="Instead of stopping, go back to the last good checkpoint and use other items, up to N times.",
     )
+
+    @property
+    def micro_batches(self) -> int:
+        """`grad_accum_steps`, or 1 as long as `auto` is not resolved."""
+        return 1 if self.grad_accum_steps == "auto" else self.grad_accum_steps
+
+    @field_validator("grad_accum_steps", mode="before")
+    @classmethod
+    def _check_grad_accum_steps(cls, value: Any) -> Any:
+        """One message for both types; pydantic has one for each of them."""
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise ValueError("must be auto or an integer of 1 or more")
+        return value
 
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -273,6 +288,16 @@ class EngineConfig(Section):
         return value
 
 
+LogitChunk = Annotated[int, Field(gt=0, multiple_of=64)] | Literal["auto"] | None
+"""Type of `loss.logit_chunk`."""
+LOGIT_CHUNK: Any = Field(
+    None,
+    description="Compute output layer and loss for N positions at a time (a multiple of 64), and again in the backward "
+    "pass, to keep fewer logits in memory; auto: for as many positions as have 2^25 logits; null: for all positions.",
+)
+"""Its default and description, for the sections `loss` of recipes with a vocabulary."""
+
+
 class RunConfig(Section):
     """The full configuration of a run. Families subclass it and narrow `recipe`, `data`, `model` and `optim`."""
 
@@ -315,7 +340,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_batch_size(self) -> RunConfig:
-        if self.train.batch_size % self.train.grad_accum_steps:
+        if self.train.batch_size % self.train.micro_batches:
             raise ValueError(
                 f"train.batch_size={self.train.batch_size} is not divisible by "
                 f"train.grad_accum_steps={self.train.grad_accum_steps}"

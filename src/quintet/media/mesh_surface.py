@@ -26,7 +26,7 @@ NONE = -1
 class Surface:
     """Vertices, faces and boundary loops. Half-edges, vertices and faces are numbered in the order of their creation."""
 
-    __slots__ = ("_stack", "at", "faces", "first", "is_open", "num_open", "opposite", "positions", "succ", "pred")
+    __slots__ = ("_stack", "at", "faces", "first", "is_open", "num_open", "opposite", "positions", "pred", "succ")
 
     def __init__(self) -> None:
         self.positions: list[Vertex] = []

@@ -10,6 +10,19 @@ from quintet.common.regions import compilable
 from quintet.nn.codebook import CodebookSmoothing
 
 
+def code_losses(
+    logits: Tensor,
+    targets: Tensor,
+    levels: Tensor | int = 0,
+    label_smoothing: float = 0.0,
+    codebook_smoothing: CodebookSmoothing | None = None,
+) -> Tensor:
+    """Cross-entropy (tokens,) of logits (tokens, codes) in fp32; `levels` (tokens,) or one level for all."""
+    if codebook_smoothing is None:
+        return F.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
+    return codebook_smoothing.loss(logits.log_softmax(-1), targets, levels)
+
+
 @compilable
 def token_losses(
     logits: Tensor,
@@ -23,8 +36,5 @@ def token_losses(
     `logits` (tokens, codes), `targets` (tokens,), `levels` (tokens,) or one level for all."""
     # Also for argmax, which is four times slower in bf16 on a CPU.
     logits = at_least_fp32(logits)
-    if codebook_smoothing is None:
-        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
-    else:
-        losses = codebook_smoothing.loss(logits.log_softmax(-1), targets, levels)
+    losses = code_losses(logits, targets, levels, label_smoothing, codebook_smoothing)
     return losses, (logits.argmax(-1) == targets).to(losses.dtype)

@@ -19,6 +19,7 @@ from quintet.config import validate
 from quintet.config.masked import MaskGitConfig
 from quintet.errors import UsageError
 from quintet.nn.attention import CrossKV
+from quintet.nn.chunked_loss import ChunkedLoss, PositionLosses
 from quintet.nn.codebook import init_from_codebook
 from quintet.nn.conditioning import (
     Conditioning,
@@ -297,14 +298,16 @@ class MaskGit(Pretrained, _TokenTransformer):
         previous: Tensor | None = None,
         scores: bool = False,
         precompute: bool = False,
-    ) -> Tensor | dict[str, Tensor]:
+        loss: ChunkedLoss | None = None,
+    ) -> Tensor | dict[str, Tensor] | PositionLosses:
         """Logits (batch, tokens, codes), or with `where` only those of some positions, (positions, codes).
 
         `where` is a bool mask (batch, tokens), or the flat indices (positions,) of its true values, with which a GPU is
         not waited for. `previous` (batch, tokens, codes) are the logits of the previous pass, for self-conditioning.
         With `scores`, the result is the self-critic's logit that a token is not the original, (batch, tokens) or
-        (positions,). With `precompute`, `tokens` is ignored and the result is that of `precompute_conditioning`. Both
-        go through `forward`, because DDP and FSDP work in the hooks of `__call__`.
+        (positions,). With `precompute`, `tokens` is ignored and the result is that of `precompute_conditioning`. With
+        `loss`, the result are the losses at the positions `where`. All go through `forward`, because DDP and FSDP work
+        in the hooks of `__call__`.
         """
         if precompute:
             return self._precompute_conditioning(conditioning)
@@ -323,7 +326,11 @@ class MaskGit(Pretrained, _TokenTransformer):
             indices = where.flatten().nonzero()[:, 0] if where.dtype == torch.bool else where
             # On a CPU in bf16, every new shape of a product compiles and caches a kernel, so the number is padded.
             padded = F.pad(indices, (0, -len(indices) % POSITIONS_MULTIPLE))
-            out = head(self.hidden(tokens, conditioning, extra, padded))[: len(indices)]
+            hidden = self.hidden(tokens, conditioning, extra, padded)
+            if loss is not None:
+                losses: PositionLosses = loss(hidden, self.to_logits)
+                return losses
+            out = head(hidden)[: len(indices)]
         return out[..., 0] if scores else out
 
     def score(self, tokens: Tensor, conditioning: Conditioning) -> Tensor:

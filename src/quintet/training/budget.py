@@ -44,7 +44,7 @@ def choose(config: RunConfig, budget: Budget, make_task: Callable[[RunConfig], T
     task = make_task(config)
     prepare.check_before_data(task)
     splits = prepare.open_splits(task)
-    multiple = processes * config.train.grad_accum_steps
+    multiple = processes * config.train.micro_batches
     batch = budget.batch_keys(config, len(splits.train), task.traits.minimum_batch, multiple)
     if any(config.train.batch_size != size for size in batch.values()):
         config = config.changed(batch)
@@ -56,7 +56,8 @@ def choose(config: RunConfig, budget: Budget, make_task: Callable[[RunConfig], T
         finally:
             trial.close_outputs()
             trial.close()
-    config = config.changed(budget.length_keys(config, max(seconds, 1e-9)))
+    chosen = {"train.grad_accum_steps": trial.config.train.grad_accum_steps}
+    config = config.changed({**budget.length_keys(config, max(seconds, 1e-9)), **chosen})
     return Chosen(config, splits, trial.engine, Pace(budget.seconds, config.train.steps, config.eval.every))
 
 

@@ -131,6 +131,10 @@ class Loader:
         """The micro-batches of the first steps, read in this process; training reads them again."""
         return self._stream(self._local_batches(order, range(steps), grad_accum_steps), 0, self.prepare)
 
+    def longest(self, order: Order, count: int) -> LoadedBatch:
+        """A training batch of the longest items, read in this process."""
+        return next(self._stream(iter([tuple(order.longest(count))]), 0, self.prepare))
+
     def _local_batches(self, order: Order, steps: range, grad_accum_steps: int) -> Iterator[tuple[SampleIndex, ...]]:
         rank, world_size = self.engine.rank, self.engine.world_size
         return (

@@ -22,8 +22,9 @@ from quintet.common.precision import as_float64, at_least_fp32
 from quintet.common.statistics import Statistics
 from quintet.config.masked import MaskGitRunConfig
 from quintet.errors import UsageError
+from quintet.nn.chunked_loss import ChunkedLoss, chunk_size
 from quintet.nn.codebook import CodebookSmoothing, codebook_smoothing
-from quintet.nn.losses import token_losses
+from quintet.nn.losses import code_losses, token_losses
 from quintet.nn.maskgit import MaskGit, TokenCritic
 from quintet.nn.preparation import has_texts
 from quintet.nn.text import mask_dropped
@@ -152,11 +153,12 @@ class MaskGitTask(Task[ConfigT]):
         tokens, targets = batch["tokens"], batch["targets"]
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.loss.train_only != "critic"):
             previous = self._own_prediction(batch, tokens, conditioning)
-            logits = modules["maskgit"](tokens, conditioning, where=batch["positions"], previous=previous)
+            loss = self._chunked_loss(batch)
+            made = modules["maskgit"](tokens, conditioning, where=batch["positions"], previous=previous, loss=loss)
         names = ("hidden", "positions", "targets", "critic_noise")
         known = {name: batch[name] for name in names if name in batch}
-        logits = logits[: len(targets)]
-        return Output({"codes": batch["code_rows"], "logits": logits, "conditioning": conditioning, **known})
+        known |= {"logits": made[: len(targets)]} if loss is None else {"losses": made}
+        return Output({"codes": batch["code_rows"], "conditioning": conditioning, **known})
 
     @property
     def cond_drop_prob(self) -> float:
@@ -185,12 +187,33 @@ class MaskGitTask(Task[ConfigT]):
 
     def prediction_loss(self, output: Output) -> Loss:
         """Cross-entropy of the predicted codes, without a critic."""
+        if "losses" in output.values:
+            return mean_loss(*output["losses"])
         target, smoothing = output["targets"], self.codebook_smoothing
-        levels: Tensor | int = 0
-        if smoothing is not None and smoothing.levels > 1:
-            # The levels of a position follow each other.
-            levels = output["positions"][: len(target)] % output["codes"].shape[1] % smoothing.levels
+        levels = self._levels(output["positions"][: len(target)], output["codes"])
         return token_loss(output["logits"], target, self.config.loss.label_smoothing, smoothing, levels)
+
+    def _levels(self, positions: Tensor, codes: Tensor) -> Tensor | int:
+        """The level of the codes at flat positions of `codes` (batch, positions), for codebook smoothing."""
+        smoothing = self.codebook_smoothing
+        if smoothing is None or smoothing.levels == 1:
+            return 0
+        # The levels of a position follow each other.
+        return positions % codes.shape[1] % smoothing.levels
+
+    def _chunked_loss(self, batch: Batch) -> ChunkedLoss | None:
+        """The loss chunk by chunk; None if the logits are few, or if a critic samples from them."""
+        config, targets = self.config, batch["targets"]
+        if config.loss.critic or config.model.self_critic:
+            return None
+        size = chunk_size(config.loss.logit_chunk, self.maskgit.mask_id, len(targets))
+        if size is None:
+            return None
+        levels = self._levels(batch["positions"][: len(targets)], batch["code_rows"])
+        columns = (targets, levels) if isinstance(levels, Tensor) else (targets,)
+        smoothing = self.codebook_smoothing
+        losses = partial(code_losses, label_smoothing=config.loss.label_smoothing, codebook_smoothing=smoothing)
+        return ChunkedLoss(losses, columns, size)
 
     def critic_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         """Binary classification of predicted tokens: does a token differ from the original code?"""
@@ -251,10 +274,14 @@ def token_loss(
     """Cross-entropy and accuracy over the masked codes of all ranks.
 
     `logits` (tokens, codes), `target` (tokens,), `levels` (tokens,) or one level for all."""
-    each, right = token_losses(logits, target, label_smoothing, codebook_smoothing, levels)
-    all_tokens = torch.ones_like(each, dtype=torch.bool)
-    loss = collectives.mean_over_ranks(each, all_tokens)
-    return Loss(loss, {"accuracy": collectives.mean_over_ranks(right, all_tokens)})
+    return mean_loss(*token_losses(logits, target, label_smoothing, codebook_smoothing, levels))
+
+
+def mean_loss(losses: Tensor, right: Tensor) -> Loss:
+    """The mean over the tokens of all ranks, and the accuracy."""
+    all_tokens = torch.ones_like(losses, dtype=torch.bool)
+    loss = collectives.mean_over_ranks(losses, all_tokens)
+    return Loss(loss, {"accuracy": collectives.mean_over_ranks(right.to(losses.dtype), all_tokens)})
 
 
 def score_loss(scores: Tensor, wrong: Tensor, where: Tensor | None = None) -> Tensor:

@@ -107,6 +107,11 @@ def _is_wide_kernel(parameter: Tensor) -> bool:
     return parameter.ndim > 2 and parameter.shape[1] > 1 and min(parameter.flatten(1).shape) >= MIN_KERNEL_RANK
 
 
+def moments(config: OptimizerConfig) -> int:
+    """The number of tensors of the size of a parameter that an optimizer keeps for it; at most that with Muon."""
+    return 1 if config.name == "lion" else 3 if config.amsgrad else 2
+
+
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate", 1.0)

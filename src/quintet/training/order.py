@@ -59,6 +59,13 @@ class Order:
         start = (micro * world_size + rank) * size
         return batch[start : start + size]
 
+    def longest(self, count: int) -> list[SampleIndex]:
+        """The longest items, or the first ones if items have no lengths: a batch that needs the most memory."""
+        if self.lengths is None:
+            return self._stream(0, count)
+        ranked = np.argsort(-self.lengths, kind="stable")
+        return [(0, int(ranked[number % self.num_items])) for number in range(count)]
+
     def _stream(self, start: int, count: int) -> list[SampleIndex]:
         indices: list[SampleIndex] = []
         while len(indices) < count:

@@ -85,10 +85,10 @@ def check_processes(task: Task[Any], world_size: int) -> None:
             f"recipe {task.name} needs train.batch_size of at least {task.traits.minimum_batch} (got {batch}), because "
             "it compares the items of a batch with each other"
         )
-    if train.grad_accum_steps > 1 and task.traits.minimum_batch > 1 and type(task).backward is Task.backward:
+    if train.micro_batches > 1 and task.traits.minimum_batch > 1 and type(task).backward is Task.backward:
         raise UsageError(
             f"recipe {task.name} compares the items of a batch with each other, and train.grad_accum_steps="
-            f"{train.grad_accum_steps} reduces that to {batch // train.grad_accum_steps} items at a time: implement "
+            f"{train.grad_accum_steps} reduces that to {batch // train.micro_batches} items at a time: implement "
             "`backward` over the full batch (training/grad_cache.py), or set train.grad_accum_steps=1"
         )
 
@@ -102,7 +102,7 @@ def check_data(task: Task[Any], splits: Splits, repeats_items: bool = False) -> 
     if not len(splits.train):
         raise no_training_items(splits.extra_splits or ["validation"])
     may_repeat = repeats_items and task.traits.minimum_batch == 1
-    if (batch // task.config.train.grad_accum_steps if may_repeat else batch) > len(splits.train):
+    if (batch // task.config.train.micro_batches if may_repeat else batch) > len(splits.train):
         raise UsageError(
             f"train.batch_size={batch} is larger than the training data of {len(splits.train)} items; "
             f"use train.batch_size={max(1, len(splits.train))} or less, or add data"
@@ -155,9 +155,14 @@ def check_precision(task: Task[Any]) -> None:
 
 
 def resumed_config(old: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a run with changed keys; `engine.precision=auto` is the precision that it started with."""
+    """The configuration of a run with changed keys; `auto` is what was chosen when it started."""
     new = old.changed(overrides)
-    return new.changed({"engine.precision": old.engine.precision}) if new.engine.precision == "auto" else new
+    chosen: dict[str, Any] = {}
+    if new.engine.precision == "auto":
+        chosen["engine.precision"] = old.engine.precision
+    if new.train.grad_accum_steps == "auto":
+        chosen["train.grad_accum_steps"] = old.train.grad_accum_steps
+    return new.changed(chosen) if chosen else new
 
 
 def change_length(config: RunConfig, step: int, steps: int) -> RunConfig:

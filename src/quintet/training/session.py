@@ -24,8 +24,10 @@ from quintet.training.engine import Engine
 from quintet.training.guard import NonFiniteGuard
 from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker
+from quintet.training.micro_batch import MicroBatchSearch, count_items
 from quintet.training.order import Order
 from quintet.training.planning.fitting import check_memory
+from quintet.training.planning.plan import Plan
 from quintet.training.run_folder import Run, resume_command
 from quintet.training.saver import Saver
 from quintet.training.schedule import Schedule, schedule_of
@@ -62,7 +64,7 @@ class TrainingSession:
         # Before the process group: an error that all processes raise must not look like the death of one of them. And
         # before the data: encoding it can take hours.
         prepare.check_before_data(task)
-        check_memory(task)
+        plan = check_memory(task)
         prepare.frozen_to_device(task)  # also if splits are passed in: the tokenizer decodes samples
         self.splits = splits or task.splits()
         prepare.check_data(task, self.splits, self.repeats_items)
@@ -99,29 +101,40 @@ class TrainingSession:
         """Peak FLOP/s of all processes, once it is measured."""
         self._opened = time.perf_counter()
         try:
-            self._resume(init, force) if resume else self._start(init)
+            self._resume(init, force) if resume else self._start(init, plan)
         except (RuntimeError, MemoryError) as error:
             raise self._explain(error) or error from None
 
     # --- start ----------------------------------------------------------------------------------------------
 
-    def _start(self, init: Weights | None) -> None:
+    def _start(self, init: Weights | None, plan: Plan | None) -> None:
+        self._check_readable()
+        is_auto = self.config.train.grad_accum_steps == "auto"
+        if is_auto:
+            search = MicroBatchSearch(self.task, self.engine, self._loader(self.splits.train), self._order(), plan)
+            self.config = self.task.config = self.config.changed({"train.grad_accum_steps": search.run()})
         self._init_state(init)
-        # The folder is created only now: the line above has checked everything.
+        # The folder is created only now: the lines above have checked everything.
         if self.engine.is_main:
             self.run.begin(self.config, prepare.data_record(self.splits), self._frozen_contents())
+        if is_auto:
+            train, number = self.config.train, self.config.train.micro_batches
+            size = count_items(train.batch_size // number)
+            self.print(f"train.grad_accum_steps=auto: {number} micro-batch{'es' if number > 1 else ''} of {size}")
+
+    def _check_readable(self) -> None:
+        self._loader(self.splits.train).check_readable()
+        self._loader(self.splits.validation).check_validation()
 
     def _init_state(self, init: Weights | None) -> None:
         """Initialise the state before the first step."""
         loader = self._loader(self.splits.train)
-        loader.check_readable()
-        self._loader(self.splits.validation).check_validation()
         if init:
             for name in init.keys() & self.task.modules.keys():
                 tensors = init[name]
                 copy_tensors(self.task.modules[name], tensors, f"--init {self.config.init}")
         else:
-            first = loader.init_batches(self._order(), self.config.train.grad_accum_steps, self.task.num_init_batches)
+            first = loader.init_batches(self._order(), self.config.train.micro_batches, self.task.num_init_batches)
             self.task.init_from_data(self.modules, (self._to_device(loaded) for loaded in first), self.engine)
         self._make_state()
 
@@ -153,6 +166,7 @@ class TrainingSession:
         """Start the same run again, because it ended before its first checkpoint."""
         if self.run.data_file.exists():
             self._check_data(force)
+        self._check_readable()
         self._init_state(init)
         if self.engine.is_main:
             self.run.write_initial_files(self.config, prepare.data_record(self.splits), self._frozen_contents())
@@ -161,8 +175,7 @@ class TrainingSession:
 
     def _restore(self, folder: Path, problems: list[str], force: bool) -> None:
         self._check_data(force)
-        self._loader(self.splits.train).check_readable()
-        self._loader(self.splits.validation).check_validation()
+        self._check_readable()
         self._make_state()
         meta = self.state.restore(folder)
         if not force:
@@ -230,8 +243,8 @@ class TrainingSession:
         return self.config.train.steps
 
     def _explain(self, error: BaseException) -> RunError | None:
-        size = self.config.train.batch_size // (self.config.train.grad_accum_steps * self.engine.world_size)
-        return self.engine.explain(error, self.config.train.grad_accum_steps, size)
+        size = self.config.train.batch_size // (self.config.train.micro_batches * self.engine.world_size)
+        return self.engine.explain(error, self.config.train.micro_batches, size)
 
     # --- output -------------------------------------------------------------------------------------------------
 

@@ -161,8 +161,8 @@ class Trainer(TrainingSession):
             raise RunError(f"all {config.steps} steps are done; raise train.steps to continue")
         if self._stream is None:
             loader = self._loader(self.splits.train)
-            self._stream = loader.training(self._order(), self.step, self.last_step, config.grad_accum_steps)
-        loaded = [next(self._stream) for _ in range(config.grad_accum_steps)]
+            self._stream = loader.training(self._order(), self.step, self.last_step, config.micro_batches)
+        loaded = [next(self._stream) for _ in range(config.micro_batches)]
         batches = [self._to_device(each) for each in loaded]
         self.engine.pass_point()
         ready = time.perf_counter()
@@ -318,7 +318,7 @@ class Trainer(TrainingSession):
 
     def evaluate(self, modules: Modules | None = None, batches: int | None = None) -> dict[str, float]:
         """The metrics over the validation items, by default of the EMA weights."""
-        size = self.config.eval.batch_size or self.config.train.batch_size // self.config.train.grad_accum_steps
+        size = self.config.eval.batch_size or self.config.train.batch_size // self.config.train.micro_batches
         loader = self._loader(self.splits.validation)
         return evaluate(self.task, modules or self.state.averaged_modules(), loader, self.engine, size, batches)
 

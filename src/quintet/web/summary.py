@@ -22,6 +22,8 @@ from quintet.web.folders import RunDir
 SILENT_SECONDS = 900.0
 """A process on another machine counts as dead after this time, and ten times the interval between two rows, without a
 heartbeat."""
+ESTIMATING_STEPS = 100
+"""Number of steps before which the rate of a run is an estimate: the first steps are slower than the others."""
 CLOCK_SECONDS = 60.0
 """Tolerance between the start time of a process and its heartbeat."""
 STATES = ("running", "finished", "stopped", "failed")
@@ -41,6 +43,7 @@ _UNREADABLE: dict[str, Any] = {
     **dict.fromkeys(("steps", "rate", "left", "best", "heartbeat")),
     "rates": {},
     "step": 0,
+    "estimating": False,
 }
 
 
@@ -67,6 +70,7 @@ def _summarise(run_dir: RunDir, label: str) -> dict[str, Any]:
         "rate": _number(rate),
         "rates": _rates(training[-1]) if training else {},
         "left": _number(left),
+        "estimating": status == "running" and step < ESTIMATING_STEPS,
         "best": _best(state.get("best")),
         "device": text(state.get("device")) or "",
         "host": text(state.get("host")) or "",

@@ -184,6 +184,17 @@ def test_summary_has_state_step_rate_time_left_best_and_device(tmp_path: Path) -
     assert line["best"] == {"metric": "psnr", "value": 21.5, "step": 50}
 
 
+@pytest.mark.parametrize(
+    ("step", "status", "estimating"), [(99, "running", True), (100, "running", False), (5, "stopped", False)]
+)
+def test_the_time_left_is_an_estimate_for_the_first_hundred_steps(
+    step: int, status: str, estimating: bool, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", status=status, steps=100)
+    write_state(run, recipe="vqgan", status=status, step=step, steps=200)
+    assert summarise(run_dir_of(run), "run")["estimating"] is estimating
+
+
 def test_a_run_whose_process_is_gone_has_failed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     ended = subprocess.Popen([sys.executable, "-c", ""])

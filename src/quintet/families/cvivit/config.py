@@ -152,7 +152,7 @@ class CViViTConfig(RunConfig):
             BASE,
             discriminator(50_000, ramp=5000, dim=64),
             model={"image_size": 128, "dim": 512, "spatial_depth": 4, "temporal_depth": 4, "heads": 8}
-            | {"codebook_size": 65536, "quantizer": "lfq"},
+            | {"codebook_size": 8192, "quantizer": "lfq"},
             train={"steps": 500_000},
             optim={"lr": 1e-4, "warmup_steps": 5000, "max_grad_norm": 1.0},
             data={"random_crop": True},

@@ -10,10 +10,25 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from quintet.config import MeshDataConfig, NegativePromptOptions, RunConfig, SampleConfig, Section
-from quintet.config.presets import BASE, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
+from quintet.config import (
+    LOGIT_CHUNK,
+    LogitChunk,
+    MeshDataConfig,
+    NegativePromptOptions,
+    RunConfig,
+    SampleConfig,
+    Section,
+)
+from quintet.config.presets import (
+    BASE,
+    BASE_TEXT,
+    BASE_VOCABULARY,
+    DEBUG_GENERATOR,
+    DEBUG_TEXT,
+    SMALL_GENERATOR,
+    preset,
+)
 from quintet.config.text import TextConfig
-
 
 WOVEN_TOKENS_PER_FACE, WOVEN_TOKENS = 4, 16
 """Longest rows of woven meshes."""
@@ -106,6 +121,7 @@ class MeshTransformerLossConfig(Section):
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Label smoothing: fraction of the target probability spread over all codes."
     )
+    logit_chunk: LogitChunk = LOGIT_CHUNK
     window_faces: int | None = Field(
         None,
         ge=2,
@@ -166,6 +182,7 @@ class MeshTransformerConfig(RunConfig):
         "base": preset(
             BASE,
             BASE_TEXT,
+            BASE_VOCABULARY,
             model={"dim": 768, "depth": 24, "fine_depth": 4, "heads": 12, "max_faces": 800},
             data={"variants": 32, "num_workers": 4},
             train={"steps": 200_000},

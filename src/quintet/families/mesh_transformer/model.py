@@ -25,6 +25,7 @@ from quintet.families.mesh_transformer.grammar import whole_faces
 from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState, Positions
 from quintet.families.mesh_transformer.woven import Woven, WovenDecoding, states_of
 from quintet.media.mesh_weaving import NUM_OPERATIONS
+from quintet.nn.chunked_loss import ChunkedLoss, PositionLosses
 from quintet.nn.conditioning import (
     Conditioning,
     FrozenText,
@@ -186,12 +187,14 @@ class MeshTransformer(Pretrained, nn.Module):
         begins: Tensor | None = None,
         ends: Tensor | None = None,
         targets: Targets | None = None,
-    ) -> Predicted:
+        loss: ChunkedLoss | None = None,
+    ) -> Predicted | PositionLosses:
         """Logits and targets of `codes` (batch, faces, tokens_per_face), padded behind `lengths` (batch,) in faces.
 
         For windows of larger meshes, `begins` and `ends` (batch,) say whether a row has the first and the last face of
         its mesh: a window without the last face has no end token, and the first face of a window without the first
-        face of the mesh is not predicted. `targets` are those of `find_targets`, if they are known.
+        face of the mesh is not predicted. `targets` are those of `find_targets`, if they are known. With a `loss` for
+        these targets, the result are the losses of the positions.
         """
         self._check(codes)
         begins = torch.ones_like(lengths, dtype=torch.bool) if begins is None else begins
@@ -207,6 +210,9 @@ class MeshTransformer(Pretrained, nn.Module):
             context,
             context_mask,
         )
+        if loss is not None:
+            losses: PositionLosses = loss(vectors, self.to_logits)
+            return losses
         states = targets.positions.states
         if states is not None:
             states = states.flatten(0, 1).index_select(0, targets.positions.tokens)
@@ -299,9 +305,7 @@ class MeshTransformer(Pretrained, nn.Module):
         assert not isinstance(self.stages, Woven)
         return _DecodingState(self, self.stages.begin(*self.begin_rows(conditioning, batch)))
 
-    def begin_rows(
-        self, conditioning: Conditioning, batch: int
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def begin_rows(self, conditioning: Conditioning, batch: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The start and face count embeddings (batch, dim) of a batch, and its context with the mask."""
         context, context_mask = self._context(conditioning)
         start = self.starts(torch.zeros(batch, dtype=torch.int64, device=self._device))

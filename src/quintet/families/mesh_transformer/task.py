@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.common import collectives
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch, Collate, Dataset, Item, Prepare
 from quintet.common.precision import at_least_fp32
@@ -25,14 +24,16 @@ from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformer
 from quintet.families.mesh_transformer.preparation import MeshTransformerPreparation, targets_of
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
-from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.media.mesh_measures import compare_sets, is_valid, is_watertight, point_cloud
 from quintet.media.mesh_render import contact_sheet
-from quintet.nn.losses import token_losses
+from quintet.media.mesh_weaving import NUM_OPERATIONS
+from quintet.nn.chunked_loss import ChunkedLoss, chunk_size
+from quintet.nn.losses import code_losses, token_losses
 from quintet.nn.preparation import has_texts
 from quintet.nn.text import mask_dropped
 from quintet.pipelines.base import Frozen, as_tokenizer
 from quintet.training.judge import judge_of, judged_rows, mean_scores
+from quintet.training.maskgit_task import mean_loss
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import EXAMPLE_CAPTION, Task, Traits
 
@@ -95,7 +96,15 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         conditioning = self._prepared_texts(batch)
         if "face_buckets" in batch:
             conditioning["faces"] = batch["face_buckets"]
-        return Output(self._predicted(modules, batch, conditioning, targets_of(batch)))
+        targets = targets_of(batch)
+        size = chunk_size(self.config.loss.logit_chunk, self.transformer.end_id + 1, len(targets.codes))
+        # The vocabulary of woven meshes is small, and their logits depend on more than the output layer.
+        if size is None or self.config.model.kind == "woven":
+            return Output(self._predicted(modules, batch, conditioning, targets))
+        losses = partial(code_losses, label_smoothing=self.config.loss.label_smoothing)
+        loss = ChunkedLoss(losses, (targets.codes,), size)
+        rows = batch["codes"], batch["lengths"], conditioning, batch["begins"], batch["ends"]
+        return Output({"losses": modules["transformer"](*rows, targets=targets, loss=loss)})
 
     def _prepared_texts(self, batch: Batch) -> dict[str, Tensor]:
         """The texts of a prepared training batch, of which some are dropped."""
@@ -128,11 +137,10 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         return {"logits": at_least_fp32(logits), "targets": codes}
 
     def token_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
+        if "losses" in output.values:
+            return mean_loss(*output["losses"])
         logits, targets = output["logits"], output["targets"]
-        each, correct = token_losses(logits, targets, self.config.loss.label_smoothing)
-        everything = torch.ones_like(each, dtype=torch.bool)
-        parts = {"accuracy": collectives.mean_over_ranks(correct, everything)}
-        return Loss(collectives.mean_over_ranks(each, everything), parts)
+        return mean_loss(*token_losses(logits, targets, self.config.loss.label_smoothing))
 
     # --- validation -------------------------------------------------------------------------------------------
 

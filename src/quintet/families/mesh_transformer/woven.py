@@ -17,7 +17,7 @@ from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.stages import Positions, text_transformer
 from quintet.families.mesh_transformer.woven_grammar import WovenRow
 from quintet.families.mesh_transformer.woven_states import COORDINATES, COUNTS, VERTICES, StateReader, read_row
-from quintet.media.mesh_weaving import NUM_OPERATIONS, NUM_PHASES
+from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.nn.attention import KVCache
 from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.sampling.guidance import Conditioning

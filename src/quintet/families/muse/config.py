@@ -12,7 +12,15 @@ from pydantic import Field
 
 from quintet.config import ImageDataConfig, NegativePromptOptions
 from quintet.config.masked import MaskGitRunConfig
-from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
+from quintet.config.presets import (
+    BASE_GENERATOR,
+    BASE_TEXT,
+    BASE_VOCABULARY,
+    DEBUG_GENERATOR,
+    DEBUG_TEXT,
+    SMALL_GENERATOR,
+    preset,
+)
 
 
 class MuseDataConfig(ImageDataConfig):
@@ -49,7 +57,7 @@ class MuseConfig(MaskGitRunConfig):
             train={"steps": 10_000, "batch_size": 64},
             sample={"steps": 24, "temperature": 0.6, "choice_temperature": 12.0},
         ),
-        "base": preset(BASE_GENERATOR, BASE_TEXT),
+        "base": preset(BASE_GENERATOR, BASE_TEXT, BASE_VOCABULARY),
     }
 
     recipe: Literal["muse"] = Field("muse", description="Recipe of the run.")

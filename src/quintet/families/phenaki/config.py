@@ -12,7 +12,15 @@ from pydantic import Field, field_validator, model_validator
 
 from quintet.config import NegativePromptOptions, VideoDataConfig
 from quintet.config.masked import MaskGitLossConfig, MaskGitRunConfig, MaskGitSampleConfig
-from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
+from quintet.config.presets import (
+    BASE_GENERATOR,
+    BASE_TEXT,
+    BASE_VOCABULARY,
+    DEBUG_GENERATOR,
+    DEBUG_TEXT,
+    SMALL_GENERATOR,
+    preset,
+)
 
 
 class PhenakiDataConfig(VideoDataConfig):
@@ -114,7 +122,14 @@ class PhenakiConfig(MaskGitRunConfig):
             | {"num": 8, "every": 2000},
             eval={"num_generated": 200},
         ),
-        "base": preset(BASE_GENERATOR, BASE_TEXT, model={"rotary": True}),
+        # A clip has 2,304 tokens, whose activations need gigabytes.
+        "base": preset(
+            BASE_GENERATOR,
+            BASE_TEXT,
+            BASE_VOCABULARY,
+            model={"rotary": True},
+            engine={"activation_checkpointing": True},
+        ),
     }
 
     recipe: Literal["phenaki"] = Field("phenaki", description="Recipe of the run.")

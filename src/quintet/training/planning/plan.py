@@ -156,7 +156,7 @@ class Plan:
     def grad_accum_steps(self) -> int | None:
         """The smallest number of micro-batches, not below that of the configuration, with which a batch fits."""
         batch = self.config.train.batch_size // self.devices
-        for steps in range(self.config.train.grad_accum_steps, batch + 1):
+        for steps in range(self.config.train.micro_batches, batch + 1):
             if batch % steps == 0 and batch // steps <= self.largest_micro_batch:
                 return steps
         return None

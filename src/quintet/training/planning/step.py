@@ -128,6 +128,8 @@ class SimulatedTraining:
         self.optimizer_bytes_moved = 0
         with self.simulation, _quiet():
             self.state = self._make_state()
+        # What is computed once, such as the distances of all codes, is not a part of every step.
+        self.measure(task.traits.minimum_batch)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), self._recomputing()

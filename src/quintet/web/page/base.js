@@ -54,6 +54,12 @@ const quintet = {};
     return stepsPerSecond >= 1 ? `${number(stepsPerSecond, 3)} steps/s` : `${number(1 / stepsPerSecond, 3)} s/step`;
   }
 
+  /** The time left of a run; in its first steps an estimate. */
+  function timeLeft(run) {
+    if (run.left === null) return run.estimating ? "estimating" : null;
+    return `${run.estimating ? "about " : ""}${duration(run.left)}`;
+  }
+
   /** Items, tokens and FLOPs per second, and the fraction of the peak, as far as they are known. */
   function perSecond(rates) {
     const prefixed = (value, space = "") => {
@@ -116,5 +122,5 @@ const quintet = {};
     return from.map((value, index) => Math.round(value + (to[index] - value) * part));
   }
 
-  Object.assign(quintet, { make, number, integer, duration, ago, size, rate, perSecond, badge, notice, remember, whenSeen, colour, heat });
+  Object.assign(quintet, { make, number, integer, duration, timeLeft, ago, size, rate, perSecond, badge, notice, remember, whenSeen, colour, heat });
 })();

@@ -2,7 +2,7 @@
 "use strict";
 
 (function () {
-  const { make, source, badge, integer, number, rate, duration, ago, remember } = quintet;
+  const { make, source, badge, integer, number, rate, timeLeft, ago, remember } = quintet;
   const ORDER = ["running", "failed", "stopped", "finished"];
   const COLUMNS = [
     { name: "Run", key: (run) => run.id, cell: (run) => make("a", { href: quintet.addressOf(run.id) }, run.id) },
@@ -10,7 +10,7 @@
     { name: "State", key: (run) => ORDER.indexOf(run.state), cell: (run) => badge(run.state, run.note) },
     { name: "Step", key: (run) => run.step, cell: (run) => progress(run) },
     { name: "Rate", key: (run) => run.rate ?? -1, cell: (run) => rate(run.rate) },
-    { name: "Time left", key: (run) => run.left ?? Infinity, cell: (run) => (run.left === null ? "–" : duration(run.left)) },
+    { name: "Time left", key: (run) => run.left ?? Infinity, cell: (run) => timeLeft(run) ?? "–" },
     { name: "Best", key: (run) => run.best?.value ?? Infinity, cell: (run) => (run.best ? `${run.best.metric} ${number(run.best.value)}` : "–") },
     { name: "Device", key: (run) => run.device, cell: (run) => run.device || "–" },
     { name: "Last update", key: (run) => -(run.heartbeat ?? 0), cell: (run) => ago(run.heartbeat) },

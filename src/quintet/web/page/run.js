@@ -2,7 +2,7 @@
 "use strict";
 
 (function () {
-  const { make, source, attempt, badge, integer, number, rate, perSecond, duration, ago, notice } = quintet;
+  const { make, source, attempt, badge, integer, number, rate, perSecond, timeLeft, ago, notice } = quintet;
 
   const REBUILT_TABS = ["codes", "data", "checkpoints"];
 
@@ -103,7 +103,7 @@
         Recipe: `${summary.recipe}${this.about.config.preset ? `, ${this.about.config.preset}` : ""}`,
         Step: summary.steps ? `${integer(summary.step)} of ${integer(summary.steps)}` : integer(summary.step),
         Rate: [rate(summary.rate), ...perSecond(summary.rates)].join(", "),
-        "Time left": summary.left === null ? null : duration(summary.left),
+        "Time left": timeLeft(summary),
         Best: summary.best ? `${summary.best.metric} ${number(summary.best.value)} at step ${integer(summary.best.step)}` : null,
         Device: [summary.device, summary.host].filter(Boolean).join(" on ") || null,
         "Last update": ago(summary.heartbeat),
