@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from quintet.nn.chunked_loss import ChunkedLoss, chunk_size
-from quintet.nn.losses import code_losses, mean_loss
+from quintet.nn.losses import code_losses
+from quintet.training.maskgit_task import mean_loss
 
 POSITIONS, CODES, DIM = 2304, 65_536, 512
 """All tokens of a clip of Phenaki's preset base, and the codes of a tokenizer with 16 bits."""
