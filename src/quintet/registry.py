@@ -160,7 +160,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         models=("SoundStorm", "ConformerWrapper"),
         trainer="SoundStormTrainer",
         summary="text to audio: a masked conformer over a codec's codes",
-        needs="a folder of audio, --tokenizer, and --condition for text prompts",
+        needs="a folder of audio, --tokenizer, and captions or --condition for text prompts",
         frozen={"tokenizer": "audio-codec"},
     ),
     "mesh-autoencoder": RecipeEntry(

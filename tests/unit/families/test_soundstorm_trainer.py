@@ -184,3 +184,40 @@ def test_the_keywords_of_the_original_trainer(tmp_path: Path) -> None:
     trainer.train()
     trainer.close()
     assert torch.equal(model.head_weights, before)
+
+
+# --- captions that the model reads ----------------------------------------------------------------------------------
+
+
+class Described(Tones):
+    """Tones with text embeddings instead of captions."""
+
+    def __init__(self) -> None:
+        super().__init__(captioned=True)
+
+    def __getitem__(self, index: int) -> Any:
+        wave = super().__getitem__(index)["wavs"]
+        return {"wavs": wave, "text_embeds": torch.full((1 + index % 3, 6), float(index))}
+
+
+def test_captions_and_text_embeddings_of_a_dataset_condition_the_model(tmp_path: Path) -> None:
+    small = {"data.seconds": 0.2, "model.text_dim": 16, **{f"model.{key}": value for key, value in SMALL.items()}}
+    codec = open_pipeline(CODEC)
+    words = {**QUICK, **small, "model.text": "words"}
+    trained(tmp_path / "words", Tones(captioned=True), tokenizer=codec, config=words)
+    assert len(SoundStormPipeline.from_pretrained(tmp_path / "words")("tone 3", seconds=0.1)) == 1
+    with pytest.raises(UsageError, match="neither raw_texts nor texts"):
+        trained(tmp_path / "none", Tones(captioned=False), tokenizer=codec, config=words)
+    vectors = {**QUICK, **small, "model.text": "vectors", "model.vector_dim": 6}
+    trained(tmp_path / "vectors", Described(), tokenizer=codec, config=vectors)
+    with pytest.raises(UsageError, match="cannot encode texts"):
+        SoundStormPipeline.from_pretrained(tmp_path / "vectors")("tone 3", seconds=0.1)
+
+
+def test_datasets_without_captions_or_files_are_refused(tmp_path: Path) -> None:
+    texts = storm(semantic_codes=None, semantic_rate=None, text="words", text_dim=16)
+    with pytest.raises(UsageError, match="a dataset of token ids has no captions"):
+        trained(tmp_path / "ids", Tokens("acoustic"), texts)
+    keys = {**QUICK, "data.windows": "all", "data.seconds": 0.2}
+    with pytest.raises(UsageError, match=r"data\.windows needs a folder of audio files"):
+        trained(tmp_path / "windows", Tones(captioned=False), tokenizer=open_pipeline(CODEC), config=keys)

@@ -46,7 +46,8 @@ class SoundStormTask(Task[SoundStormConfig]):
         tokenizer = self.frozen.get("tokenizer")
         if tokenizer is not None:
             self.config = _with_semantic_keys(self.config)
-        self.config = self.config.changed(data.text_keys(self.config, "condition" in self.frozen))
+        if not modules:
+            self.config = self.config.changed(data.text_keys(self.config, "condition" in self.frozen))
         self.conditioner = MuLaNConditioner.of(self.frozen, self.config.model.condition_form)
         self.is_new = not modules
         self.modules = dict(modules or SoundStormPipeline.build_modules(self.config, self.frozen))
