@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds in the registry, for editors and t
     from quintet.families.cvivit.pipeline import CViViTPipeline as CViViTPipeline
     from quintet.families.cvivit.trainer import CViViTTrainer as CViViTTrainer
     from quintet.families.mesh_autoencoder.model import CoordinateTokenizer as CoordinateTokenizer
-    from quintet.families.mesh_autoencoder.model import WovenTokenizer as WovenTokenizer
     from quintet.families.mesh_autoencoder.model import MeshAutoencoder as MeshAutoencoder
+    from quintet.families.mesh_autoencoder.model import WovenTokenizer as WovenTokenizer
     from quintet.families.mesh_autoencoder.pipeline import MeshAutoencoderPipeline as MeshAutoencoderPipeline
     from quintet.families.mesh_autoencoder.trainer import MeshAutoencoderTrainer as MeshAutoencoderTrainer
     from quintet.families.mesh_transformer.model import MeshTransformer as MeshTransformer

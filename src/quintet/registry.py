@@ -172,9 +172,7 @@ RECIPES: Mapping[str, RecipeEntry] = {
         trainer="MeshAutoencoderTrainer",
         summary="mesh tokenizer: the faces of meshes to codes and back",
         needs="a folder of meshes",
-        builtin={
-            kind: Builtin({"model.kind": kind}, choice="model.bins") for kind in ("coordinates", "woven")
-        },
+        builtin={kind: Builtin({"model.kind": kind}, choice="model.bins") for kind in ("coordinates", "woven")},
     ),
     "mesh-transformer": RecipeEntry(
         package="quintet.families.mesh_transformer",

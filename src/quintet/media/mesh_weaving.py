@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quintet.errors import UnreadableItem
 from quintet.media.mesh_manifold import NONE, after, before, twins, umbrellas
 from quintet.media.mesh_surface import Surface, Vertex
 from quintet.media.mesh_text import Faces

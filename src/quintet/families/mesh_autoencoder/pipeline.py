@@ -22,7 +22,6 @@ from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_measures import as_triangles, merge_vertices
 from quintet.pipelines.base import Frozen, Tokenizer
 
-
 KINDS: dict[str, type[MeshAutoencoder] | type[CoordinateTokenizer] | type[WovenTokenizer]] = {
     "learned": MeshAutoencoder,
     "coordinates": CoordinateTokenizer,

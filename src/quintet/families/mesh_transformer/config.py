@@ -14,7 +14,6 @@ from quintet.config import MeshDataConfig, NegativePromptOptions, RunConfig, Sam
 from quintet.config.presets import BASE, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
 from quintet.config.text import TextConfig
 
-
 WOVEN_TOKENS_PER_FACE, WOVEN_TOKENS = 4, 16
 """Longest rows of woven meshes."""
 

@@ -23,7 +23,7 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.grammar import whole_faces
 from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState, Positions
-from quintet.families.mesh_transformer.woven import Woven, WovenDecoding, states_of
+from quintet.families.mesh_transformer.woven import Woven, WovenDecoding, init_coordinates, states_of
 from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.nn.conditioning import (
     Conditioning,
@@ -151,6 +151,9 @@ class MeshTransformer(Pretrained, nn.Module):
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
         self.stages: CoarseFine | Flat | Woven = KINDS[config.kind](config, config.tokens_per_face)
         self.to_logits = nn.Linear(config.dim, config.num_codes + 1)
+        if isinstance(self.stages, Woven):
+            init_coordinates(self.embedding.weight[: self.stages.bins])
+            init_coordinates(self.to_logits.weight[: self.stages.bins])
 
     # --- conditioning -----------------------------------------------------------------------------------------
 
@@ -299,9 +302,7 @@ class MeshTransformer(Pretrained, nn.Module):
         assert not isinstance(self.stages, Woven)
         return _DecodingState(self, self.stages.begin(*self.begin_rows(conditioning, batch)))
 
-    def begin_rows(
-        self, conditioning: Conditioning, batch: int
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def begin_rows(self, conditioning: Conditioning, batch: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The start and face count embeddings (batch, dim) of a batch, and its context with the mask."""
         context, context_mask = self._context(conditioning)
         start = self.starts(torch.zeros(batch, dtype=torch.int64, device=self._device))

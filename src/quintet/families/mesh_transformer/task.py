@@ -25,9 +25,9 @@ from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformer
 from quintet.families.mesh_transformer.preparation import MeshTransformerPreparation, targets_of
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
-from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.media.mesh_measures import compare_sets, is_valid, is_watertight, point_cloud
 from quintet.media.mesh_render import contact_sheet
+from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.nn.preparation import has_texts
 from quintet.nn.text import mask_dropped
 from quintet.pipelines.base import Frozen, as_tokenizer

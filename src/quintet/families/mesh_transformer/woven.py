@@ -17,9 +17,9 @@ from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.stages import Positions, text_transformer
 from quintet.families.mesh_transformer.woven_grammar import WovenRow
 from quintet.families.mesh_transformer.woven_states import COORDINATES, COUNTS, VERTICES, StateReader, read_row
-from quintet.media.mesh_weaving import NUM_OPERATIONS, NUM_PHASES
+from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.nn.attention import KVCache
-from quintet.nn.positions import EMBEDDING_SCALE
+from quintet.nn.positions import EMBEDDING_SCALE, waves
 from quintet.sampling.guidance import Conditioning
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Woven(nn.Module):
         self.max_length = config.max_tokens(config.max_faces) + 1
         self.coordinates = nn.Embedding(self.bins + 1, COORDINATE_DIM)
         nn.init.normal_(self.coordinates.weight, std=EMBEDDING_SCALE)
+        init_coordinates(self.coordinates.weight[1:])
         self.counts = nn.Embedding(sum(COUNTS), config.dim)
         nn.init.normal_(self.counts.weight, std=EMBEDDING_SCALE / len(COUNTS) ** 0.5)
         self.register_buffer("offsets", torch.tensor([0, *np.cumsum(COUNTS[:-1])]), persistent=False)
@@ -91,6 +92,12 @@ class Woven(nn.Module):
         is_there = candidates[..., None] == torch.arange(1, self.bins + 1, device=states.device)
         scores: Tensor = self.to_copies(vectors)
         return (scores[..., None] * is_there).sum(1)
+
+
+def init_coordinates(rows: Tensor) -> None:
+    """Initialise the rows (bins, dim) of coordinates, so that adjacent ones are similar."""
+    with torch.no_grad():
+        rows.copy_(rows.std() * waves(*rows.shape))
 
 
 class WovenDecoding:
