@@ -79,9 +79,10 @@ class Woven(nn.Module):
 
     def state_vectors(self, states: Tensor) -> Tensor:
         """The embeddings (batch, tokens, dim) of states (batch, tokens, FEATURES)."""
-        counts, coordinates = states.split([len(COUNTS), COORDINATES], dim=-1)
-        vectors: Tensor = self.from_state(self.coordinates(coordinates).flatten(2))
-        return vectors + self.counts(counts + self.offsets).sum(2)
+        counts, coordinates = states[..., : len(COUNTS)], states[..., len(COUNTS) :]
+        around: Tensor = self.from_state(self.coordinates(coordinates).flatten(2))
+        progress: Tensor = self.counts(counts + self.offsets).sum(2)
+        return around + progress
 
     def copy_logits(self, vectors: Tensor, states: Tensor) -> Tensor:
         """What is added to the logits of coordinates, (positions, bins), for vectors (positions, dim) and their states
