@@ -159,8 +159,8 @@ def test_a_run_of_closed_meshes_generates_closed_meshes(run: Path, tmp_path: Pat
     assert all(row["ended"] for row in rows if "number" in row)
     meshes = [read_mesh(path) for path in sorted((tmp_path / "out").glob("*.obj"))]
     assert len(meshes) == 6
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    metrics = [row for row in rows if "valid" in row][-1]
+    succeed("eval", run, "--out", tmp_path / "eval.json", "eval.num_generated=4")
+    metrics = json.loads((tmp_path / "eval.json").read_text())
     assert metrics["valid"] == metrics["watertight"] == metrics["ended"] == 1
 
 
