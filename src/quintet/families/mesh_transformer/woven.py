@@ -52,7 +52,7 @@ class Woven(nn.Module):
         nn.init.normal_(self.counts.weight, std=EMBEDDING_SCALE / len(COUNTS) ** 0.5)
         self.register_buffer("offsets", torch.tensor([0, *np.cumsum(COUNTS[:-1])]), persistent=False)
         self.from_state = nn.Linear(COORDINATES * COORDINATE_DIM, config.dim)
-        self.to_copies = nn.Linear(config.dim, VERTICES)
+        self.to_copies = nn.Linear(config.dim, 2 * VERTICES)
         self.transformer = text_transformer(config, self.max_length)
 
     offsets: Tensor
@@ -86,10 +86,13 @@ class Woven(nn.Module):
 
     def copy_logits(self, vectors: Tensor, states: Tensor) -> Tensor:
         """What is added to the logits of coordinates, (positions, bins), for vectors (positions, dim) and their states
-        (positions, FEATURES): a score for each vertex around the gate, at its coordinate on the axis of this token."""
+        (positions, FEATURES): a score for each vertex around the gate, at its coordinate on the axis of this token, and
+        one at the mirrored coordinate, since meshes are centred and most things are symmetric."""
         axis = states[:, :1] % 3
         columns = len(COUNTS) + 3 * torch.arange(VERTICES, device=states.device) + axis
         candidates = states.gather(1, columns)
+        mirrored = torch.where(candidates > 0, self.bins + 1 - candidates, 0)
+        candidates = torch.cat([candidates, mirrored], dim=1)
         is_there = candidates[..., None] == torch.arange(1, self.bins + 1, device=states.device)
         scores: Tensor = self.to_copies(vectors)
         return (scores[..., None] * is_there).sum(1)
