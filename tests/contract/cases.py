@@ -407,6 +407,7 @@ CASES: Mapping[str, Case] = {
         worlds={
             "plain": (),
             "flat": ("model.kind=flat", "loss.window_faces=16", "train.grad_accum_steps=2", "optim.name=muon"),
+            "woven": ("tokenizer=woven:32", "train.grad_accum_steps=2"),
             "window": ("loss.window_faces=16", "data.variants=2", "train.grad_accum_steps=2"),
             "sharded": (
                 "loss.window_faces=16",
@@ -421,6 +422,7 @@ CASES: Mapping[str, Case] = {
             "model.kind=flat loss.window_faces=16",
             "model.dropout=0.1 data.variants=2 optim.name=muon",
             "model.text=none model.face_buckets=0 loss.window_faces=16",
+            "tokenizer=woven:32 data.variants=2",
         ),
         golden=("eval.num_generated=0",),  # one token that tips over elsewhere makes another mesh
         on_device=(f"tokenizer={GOLDEN / 'mesh-autoencoder-format-1' / 'hub'}",),

@@ -102,7 +102,7 @@ def test_interrupted_demo_continues_with_its_stage(tmp_path: Path) -> None:
     assert re.search(rf"^transformer +steps +{STEPS + 2} ", output, re.MULTILINE)
     spent = json.loads((out / "demo.json").read_text("utf-8"))["seconds"]
     assert spent["transformer"] > ledger["seconds"]["transformer"]
-    assert spent["tokenizer"] == ledger["seconds"]["tokenizer"]
+    assert spent["data"] == ledger["seconds"]["data"]
 
 
 def test_another_mode_of_a_demo_needs_another_folder(tmp_path: Path) -> None:

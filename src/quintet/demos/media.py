@@ -3,7 +3,7 @@
 image: images of shapes; a VQ-GAN, resumed once; Muse, text to image.
 video: clips of moving shapes; a C-ViViT; Phenaki, text to video, with one video of two scenes.
 audio: synthesized clips; a MuLaN, which finds clips by text; an audio codec; SoundStorm, text to audio.
-mesh: low-poly solids; a mesh autoencoder; a mesh transformer, text to mesh.
+mesh: low-poly solids; a mesh transformer on woven meshes, text to mesh.
 """
 
 from __future__ import annotations
@@ -279,48 +279,43 @@ AUDIO = Demo(
 
 # --- mesh --------------------------------------------------------------------------------------------------------
 
-MESH_AUTOENCODER = Stage(
-    name="tokenizer",
-    recipe="mesh-autoencoder",
-    quick=Schedule(steps=600, every=200),
-    full=Schedule(steps=4000, every=1000),
-    fraction=0.4,
-    steps_per_second=4.0,
-    metrics=(
-        Metric("coordinate_accuracy", "coordinates of unseen meshes within one bin", full=0.97),
-        Metric("chamfer", "Chamfer distance, longest side 1", full=0.02, unit="", digits=4, lower_is_better=True),
-    ),
-)
-# Trained on plain coordinates, which need no trained tokenizer and have a thirtieth of its vocabulary.
+# Woven meshes need no trained tokenizer, and those that end are closed.
 MESH_TRANSFORMER = Stage(
     name="transformer",
     recipe="mesh-transformer",
-    quick=Schedule(steps=600, every=200),
-    full=Schedule(steps=3600, every=600),
-    fraction=0.6,
-    steps_per_second=1.5,
-    frozen=(("tokenizer", "coordinates"),),
+    quick=Schedule(steps=2200, every=1100),
+    full=Schedule(steps=7000, every=1750),
+    fraction=1.0,
+    steps_per_second=4.5,
+    frozen=(("tokenizer", "woven"),),
     # There are enough meshes, and augmentation would change the proportions that captions name.
-    keys=lambda steps, num_judged: ("data.augment=false", f"eval.num_generated={num_judged}"),
+    keys=lambda steps, num_judged: (
+        "data.augment=false",
+        "model.text=words",
+        f"eval.num_generated={num_judged}",
+        f"ema.decay={ema_decay(steps)}",
+        *ALL_CORES,
+    ),
     metrics=(
-        Metric("valid", "valid meshes from unseen captions", quick=0.95, full=0.9),
-        Metric("match_class", "class matches the caption", quick=0.85, full=0.85),
-        Metric("watertight", "watertight", quick=0.95),
+        Metric("valid", "valid meshes from unseen captions", quick=0.95, full=0.995),
+        Metric("watertight", "watertight", quick=0.95, full=0.99),
+        Metric("match_class", "class matches the caption", quick=0.85, full=0.95),
+        Metric("match_proportions", "proportions match", full=0.95),
     ),
 )
 MESH = Demo(
     medium="mesh",
     data="solids",
-    quick_num=2000,
+    quick_num=10_000,
     full_num=20_000,
     quick_num_judged=64,
     full_num_judged=200,
-    minutes=60,
-    stages=(MESH_AUTOENCODER, MESH_TRANSFORMER),
+    minutes=30,
+    stages=(MESH_TRANSFORMER,),
     texts=("a tall table", "a low wide house", "a chair", "stairs"),
     num_per_text=4,
     samples_folder="made",
-    outputs="OUT/made/sheet.png (one row per text), OUT/made/*.glb, OUT/tokenizer/samples/",
+    outputs="OUT/made/sheet.png (one row per text), OUT/made/*.glb, OUT/transformer/samples/",
     next_commands=(
         'quintet sample OUT/transformer --text "a wide bench" --out out/',
         "quintet train mesh-autoencoder YOUR_FOLDER",

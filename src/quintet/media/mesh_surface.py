@@ -1,8 +1,8 @@
 """`Surface`: a triangle mesh that is built face by face across its open boundary.
 
 A boundary half-edge is a side of an existing face where another face can be attached. It is directed as in the face to
-come, a -> b for a face (a, b, c). Boundary half-edges form loops, which are linked lists. The gate is the half-edge where
-the next face is attached. The operations at the gate replace half-edges in constant time:
+come, a -> b for a face (a, b, c). Boundary half-edges form loops, which are linked lists. The gate is the half-edge
+where the next face is attached. The operations at the gate replace half-edges in constant time:
 
     new(c)     a face with a new vertex c
     next()     a face with the next vertex of the loop: b -> c is closed too
@@ -24,7 +24,7 @@ NONE = -1
 
 
 class Surface:
-    """Vertices, faces and boundary loops. Half-edges, vertices and faces are numbered in the order of their creation."""
+    """Vertices, faces and boundary loops; half-edges, vertices and faces are numbered in the order they are made."""
 
     __slots__ = ("_stack", "at", "faces", "first", "is_open", "num_open", "opposite", "positions", "pred", "succ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -116,3 +117,13 @@ def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
     # Rolled by half, every coordinate is at the index of the other one of its plane.
     rotated = x * cosines + x.roll(x.shape[-1] // 2, dims=-1) * sines
     return rotated.to(x.dtype)
+
+
+def waves(bins: int, count: int) -> Tensor:
+    """Smooth functions of the bin index, (bins, count): cosines with a period of at least eight bins and power one.
+
+    Embeddings with this initialisation are similar for adjacent bins, which need not be learned from the data.
+    """
+    positions = (torch.arange(bins) + 0.5) / bins
+    half_waves = torch.arange(1, count + 1) * min(1.0, bins / (4 * count))
+    return math.sqrt(2) * torch.cos(math.pi * positions[:, None] * half_waves)

@@ -44,7 +44,9 @@ def mesh_tokens(mesh: Mesh, bins: int = BINS) -> list[int]:
 
 def box(low: tuple[int, int, int], size: int = 1) -> tuple[list[Corner], list[list[int]]]:
     """The corners and the twelve faces of a box, counter-clockwise from outside."""
-    corners = [tuple(low[axis] + size * step[axis] for axis in range(3)) for step in itertools.product((0, 1), repeat=3)]
+    corners = [
+        tuple(low[axis] + size * step[axis] for axis in range(3)) for step in itertools.product((0, 1), repeat=3)
+    ]
     quads = [(0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3)]
     return corners, [[a, b, c] for a, b, c, _ in quads] + [[a, c, d] for a, _, c, d in quads]
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from quintet.common.precision import as_float64
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
+from quintet.nn.positions import waves
 
 SMALLEST_AREA = 2.0**-18
 """Less than half of the smallest face on a grid of 256 bins."""
@@ -73,16 +74,6 @@ def feature_bins(corners: Tensor, bins: int) -> FeatureBins:
     normal = binned(nn.functional.normalize(crossed, dim=-1), -1, 1, bins, NUDGE)
     device = corners.device
     return FeatureBins(coordinates.to(device), angles.to(device), area.to(device), normal.to(device))
-
-
-def waves(bins: int, count: int) -> Tensor:
-    """Smooth functions of the bin index, (bins, count): cosines with a period of at least eight bins and power one.
-
-    Embeddings with this initialisation are similar for adjacent bins, which need not be learned from the data.
-    """
-    positions = (torch.arange(bins) + 0.5) / bins
-    half_waves = torch.arange(1, count + 1) * min(1.0, bins / (4 * count))
-    return math.sqrt(2) * torch.cos(math.pi * positions[:, None] * half_waves)
 
 
 def binned(values: Tensor, low: float, high: float, bins: int, nudge: float = 0.0) -> Tensor:

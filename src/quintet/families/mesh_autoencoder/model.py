@@ -25,10 +25,11 @@ from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.mesh_autoencoder.config import MeshAutoencoderModelConfig
 from quintet.families.mesh_autoencoder.coordinates import CoordinateTokenizer
-from quintet.families.mesh_autoencoder.features import FaceFeatures, bin_centres, waves
+from quintet.families.mesh_autoencoder.features import FaceFeatures, bin_centres
 from quintet.families.mesh_autoencoder.packed import FaceTokenizer, Meshes, check_codes
 from quintet.families.mesh_autoencoder.woven import WovenTokenizer
 from quintet.nn.graph import GraphConvolution, Packing, RowConvolution, counts_at, means_at, packing
+from quintet.nn.positions import waves
 from quintet.nn.quantize import Quantizer, configured_quantizer
 from quintet.nn.transformer import Block
 

@@ -212,11 +212,10 @@ def _small_enough(
     for item in large:
         skipped[codes.name(item)] = _too_large(counts[item], config.model)
     if large:
-        limit = f"model.max_faces={config.model.max_faces}"
         windows = "" if config.model.kind == "woven" else ", or set loss.window_faces to train on windows of them"
         say(
-            f"{len(large)} of {len(counts)} meshes ({part}) have more than {limit} faces and are skipped; raise "
-            f"model.max_faces{windows}"
+            f"{len(large)} of {len(counts)} meshes ({part}) have more than model.max_faces={config.model.max_faces} "
+            f"faces and are skipped; raise model.max_faces{windows}"
         )
     used = [item for item, count in enumerate(counts) if 0 < count <= limit]
     if counts and not used:

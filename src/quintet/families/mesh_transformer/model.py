@@ -23,7 +23,7 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.grammar import whole_faces
 from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState, Positions
-from quintet.families.mesh_transformer.woven import Woven, WovenDecoding, states_of
+from quintet.families.mesh_transformer.woven import Woven, WovenDecoding, init_coordinates, states_of
 from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.nn.chunked_loss import ChunkedLoss, PositionLosses
 from quintet.nn.conditioning import (
@@ -152,6 +152,9 @@ class MeshTransformer(Pretrained, nn.Module):
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
         self.stages: CoarseFine | Flat | Woven = KINDS[config.kind](config, config.tokens_per_face)
         self.to_logits = nn.Linear(config.dim, config.num_codes + 1)
+        if isinstance(self.stages, Woven):
+            init_coordinates(self.embedding.weight[: self.stages.bins])
+            init_coordinates(self.to_logits.weight[: self.stages.bins])
 
     # --- conditioning -----------------------------------------------------------------------------------------
 

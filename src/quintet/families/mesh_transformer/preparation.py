@@ -35,7 +35,7 @@ class MeshTransformerPreparation:
         assert self.model.num_codes is not None
         codes_or_0 = codes.masked_fill(~valid_faces(codes, batch["lengths"]), 0)
         check_vocabulary(batch.names, codes_or_0, self.model.num_codes)
-        states = batch["states"] if "states" in batch else None
+        states = batch.fields.get("states")
         targets = find_targets(self.model, codes, batch["lengths"], batch["begins"], batch["ends"], states)
         fields: dict[str, Any] = {
             **prepared_texts(self.prepare_texts, batch, rng.uniform("keep text") >= self.loss.cond_drop_prob),
@@ -53,5 +53,5 @@ class MeshTransformerPreparation:
 
 def targets_of(batch: Batch) -> Targets:
     """The targets of a prepared batch."""
-    states = batch["states"] if "states" in batch else None
+    states = batch.fields.get("states")
     return Targets(Positions(batch["predicted_tokens"], batch["predicted_faces"], states), batch["targets"])

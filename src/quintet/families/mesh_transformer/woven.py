@@ -19,7 +19,7 @@ from quintet.families.mesh_transformer.woven_grammar import WovenRow
 from quintet.families.mesh_transformer.woven_states import COORDINATES, COUNTS, VERTICES, StateReader, read_row
 from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.nn.attention import KVCache
-from quintet.nn.positions import EMBEDDING_SCALE
+from quintet.nn.positions import EMBEDDING_SCALE, waves
 from quintet.sampling.guidance import Conditioning
 
 if TYPE_CHECKING:
@@ -47,11 +47,12 @@ class Woven(nn.Module):
         self.max_length = config.max_tokens(config.max_faces) + 1
         self.coordinates = nn.Embedding(self.bins + 1, COORDINATE_DIM)
         nn.init.normal_(self.coordinates.weight, std=EMBEDDING_SCALE)
+        init_coordinates(self.coordinates.weight[1:])
         self.counts = nn.Embedding(sum(COUNTS), config.dim)
         nn.init.normal_(self.counts.weight, std=EMBEDDING_SCALE / len(COUNTS) ** 0.5)
         self.register_buffer("offsets", torch.tensor([0, *np.cumsum(COUNTS[:-1])]), persistent=False)
         self.from_state = nn.Linear(COORDINATES * COORDINATE_DIM, config.dim)
-        self.to_copies = nn.Linear(config.dim, VERTICES)
+        self.to_copies = nn.Linear(config.dim, 2 * VERTICES)
         self.transformer = text_transformer(config, self.max_length)
 
     offsets: Tensor
@@ -78,19 +79,29 @@ class Woven(nn.Module):
 
     def state_vectors(self, states: Tensor) -> Tensor:
         """The embeddings (batch, tokens, dim) of states (batch, tokens, FEATURES)."""
-        counts, coordinates = states.split([len(COUNTS), COORDINATES], dim=-1)
-        vectors: Tensor = self.from_state(self.coordinates(coordinates).flatten(2))
-        return vectors + self.counts(counts + self.offsets).sum(2)
+        counts, coordinates = states[..., : len(COUNTS)], states[..., len(COUNTS) :]
+        around: Tensor = self.from_state(self.coordinates(coordinates).flatten(2))
+        progress: Tensor = self.counts(counts + self.offsets).sum(2)
+        return around + progress
 
     def copy_logits(self, vectors: Tensor, states: Tensor) -> Tensor:
         """What is added to the logits of coordinates, (positions, bins), for vectors (positions, dim) and their states
-        (positions, FEATURES): a score for each vertex around the gate, at its coordinate on the axis of this token."""
+        (positions, FEATURES): a score for each vertex around the gate, at its coordinate on the axis of this token, and
+        one at the mirrored coordinate, since meshes are centred and most things are symmetric."""
         axis = states[:, :1] % 3
         columns = len(COUNTS) + 3 * torch.arange(VERTICES, device=states.device) + axis
         candidates = states.gather(1, columns)
+        mirrored = torch.where(candidates > 0, self.bins + 1 - candidates, 0)
+        candidates = torch.cat([candidates, mirrored], dim=1)
         is_there = candidates[..., None] == torch.arange(1, self.bins + 1, device=states.device)
         scores: Tensor = self.to_copies(vectors)
         return (scores[..., None] * is_there).sum(1)
+
+
+def init_coordinates(rows: Tensor) -> None:
+    """Initialise the rows (bins, dim) of coordinates, so that adjacent ones are similar."""
+    with torch.no_grad():
+        rows.copy_(rows.std() * waves(*rows.shape))
 
 
 class WovenDecoding:

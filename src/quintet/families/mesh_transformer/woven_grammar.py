@@ -246,7 +246,7 @@ class WovenRow:
         elif (apex := self._free_apex(gate)) is not None:
             self._apex = len(surface.positions)
             mask[apex[0]] = True
-            self._forced = [*apex[1:]]
+            self._forced = [*apex]
         else:
             mask[words.hole] = True
 

@@ -19,9 +19,9 @@ States = npt.NDArray[np.int64]
 COUNTS = (NUM_PHASES, 6, 4, 32, 32, 16)
 """Numbers of values of the phase, the size of the loop, which neighbours of the gate are holes, the numbers of open
 half-edges and of vertices of the component, and the number of components; the largest stands for all above it."""
-VERTICES = 6
-"""The two vertices of the gate, the third one of the face behind it, the next and the previous one of the loop, and the
-fourth corner of the parallelogram with the face behind it."""
+VERTICES = 8
+"""The two vertices of the gate, the third one of the face behind it, the next and the previous one of the loop, those
+behind them, and the fourth corner of the parallelogram with the face behind the gate."""
 COORDINATES = 3 * VERTICES + 2
 """Their coordinates, and those of the unfinished vertex; each is 1 more than its bin, and 0 if there is none."""
 FEATURES = len(COUNTS) + COORDINATES
@@ -62,7 +62,8 @@ class StateReader:
         positions, first, is_open = surface.positions, surface.first, surface.is_open
         after, before = surface.succ[gate], surface.pred[gate]
         vertices = (first[gate], first[after], surface.opposite[gate], surface.last_vertex(after), first[before])
-        a, b, c, x, y = (positions[vertex] for vertex in vertices)
+        beyond = (surface.last_vertex(surface.succ[after]), first[surface.pred[before]])
+        a, b, c, x, y, x2, y2 = (positions[vertex] for vertex in (*vertices, *beyond))
         top = self.walk.bins - 1
         fourth = [min(max(a[axis] + b[axis] - c[axis], 0), top) for axis in range(3)]
         counts = [
@@ -72,7 +73,7 @@ class StateReader:
             min(len(positions) - self._first_vertex, COUNTS[4] - 1),
             min(self._components, COUNTS[5] - 1),
         ]
-        return counts + [value + 1 for vertex in (a, b, c, x, y, fourth) for value in vertex]
+        return counts + [value + 1 for vertex in (a, b, c, x, y, x2, y2, fourth) for value in vertex]
 
 
 def read_row(tokens: Sequence[int], bins: int) -> tuple[States, int]:

@@ -1,0 +1,235 @@
+"""The mesh transformer on woven meshes: its grammar, the states that it sees, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from contract.cases import TINY_MESH_TRANSFORMER
+from contract.worlds import make_task
+from helpers import error_line, made_once, quintet, succeed
+from quintet.common.inference import inference_mode
+from quintet.common.rng import ItemRNG
+from quintet.families.mesh_transformer.model import MeshTransformer
+from quintet.families.mesh_transformer.task import MeshTransformerTask
+from quintet.families.mesh_transformer.woven import WovenDecoding
+from quintet.families.mesh_transformer.woven_grammar import WovenRow
+from quintet.families.mesh_transformer.woven_states import FEATURES, read_row
+from quintet.media.mesh import Mesh, canonical, clean, dequantise, normalise, quantise, read_mesh, write_mesh
+from quintet.media.mesh_measures import is_valid, is_watertight
+from quintet.media.mesh_weaving import Vocabulary, merged, weave
+from quintet.pipelines.loading import open_pipeline
+from quintet.sampling.autoregressive import Sampling
+from quintet.synthetic.solids import CLASSES, draw_solid
+
+BINS = 32
+WOVEN = (*TINY_MESH_TRANSFORMER, "tokenizer=woven:32")
+
+
+def tokens_of(kind: str, seed: int = 0, bins: int = 128) -> list[int]:
+    mesh = canonical(clean(normalise(draw_solid(np.random.default_rng(seed), kind).mesh), bins), bins)
+    return weave(quantise(mesh.vertices, bins), mesh.faces, bins)
+
+
+def random_row(row: WovenRow, rng: np.random.Generator, weights: np.ndarray) -> Mesh:
+    """The mesh of a row of random legal tokens."""
+    for _ in range(row.max_tokens):
+        chances = weights * row.legal()
+        row.push(int(rng.choice(len(chances), p=chances / chances.sum())))
+        if row.ended:
+            break
+    positions, faces = merged(row.walk.surface)
+    return Mesh(dequantise(positions, row.bins), faces)
+
+
+# --- the grammar --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_faces", [4, 5, 8, 30, 100])
+@pytest.mark.parametrize("bins", [4, 8, 128])
+def test_every_row_of_legal_tokens_ends_as_a_closed_manifold_mesh(bins: int, max_faces: int) -> None:
+    rng = np.random.default_rng(bins)
+    for attempt in range(8):
+        row = WovenRow(bins, max_faces, 4 * max_faces + 16, holes=False)
+        weights = rng.random(bins + 6) ** 4 + 1e-9
+        weights[bins:] *= (1, 5, 30, 100)[attempt % 4]
+        weights[-1] *= attempt % 3  # the end token
+        mesh = random_row(row, rng, weights + 1e-12)
+        assert row.ended
+        assert len(mesh.faces) <= max_faces
+        assert is_valid(mesh)
+        assert is_watertight(mesh)
+
+
+def test_an_open_mesh_may_end_with_holes_where_they_are_allowed() -> None:
+    rng = np.random.default_rng(0)
+    weights = np.ones(BINS + 6)
+    weights[Vocabulary(BINS).hole] = 20
+    meshes = [random_row(WovenRow(BINS, 30, 136, holes=True), rng, weights) for _ in range(8)]
+    assert all(is_valid(mesh) for mesh in meshes)
+    assert not any(is_watertight(mesh) for mesh in meshes)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_tokens_of_every_solid_are_legal(kind: str) -> None:
+    tokens = tokens_of(kind)
+    row = WovenRow(128, 256, 1040, holes=False)
+    for token in [*tokens, row.end_id]:
+        assert row.legal()[token]
+        row.push(token)
+
+
+def test_a_new_vertex_is_neither_at_another_nor_on_the_line_of_the_gate() -> None:
+    row = WovenRow(8, 100, 416, holes=False)
+    for token in (1, 2, 5, 1, 1, 3, 1, 3, 1):
+        row.push(token)
+    surface = row.walk.surface
+    ends = [surface.positions[each] for each in (surface.first[surface.gate], surface.last_vertex(surface.gate))]
+    assert sorted(ends) == [(1, 1, 3), (1, 3, 1)]
+    row.push(1)
+    row.push(2)
+    assert np.flatnonzero(~row.legal()).tolist() == [2, 5, *range(8, 14)]  # on the line, and the first vertex
+
+
+# --- what the model sees ------------------------------------------------------------------------------------------
+
+
+def test_the_state_names_the_gate_and_what_is_around_it() -> None:
+    states, faces = read_row([1, 1, 1, 1, 1, 3, 1, 3, 1, 5, 5, 5], 8)
+    assert states.shape == (13, FEATURES)
+    assert faces == 2
+    assert states[:, 0].tolist() == [*range(10), 10, 11, 9]
+    coordinates = states[9, 6:].reshape(-1)
+    corners = {tuple(coordinates[3 * vertex : 3 * vertex + 3] - 1) for vertex in range(3)}
+    assert corners == {(1, 1, 1), (1, 1, 3), (1, 3, 1)}
+
+
+def test_cached_decoding_equals_a_full_pass() -> None:
+    torch.manual_seed(0)
+    model = MeshTransformer(kind="woven", num_codes=133, tokens_per_face=1, dim=16, depth=2, heads=2, text="none")
+    model = model.double().eval()
+    tokens = torch.tensor(tokens_of("table"))
+    full = model.logits(tokens[None, :, None], {})
+    with inference_mode({"model": model}):
+        decoding = WovenDecoding(model, 256, holes=False, is_guided=False).begin({}, 1)
+        rows = [decoding.advance(tokens[None, :0])]
+        rows += [decoding.advance(token.view(1, 1)) for token in tokens]
+    torch.testing.assert_close(torch.stack(rows, dim=1), full, rtol=0, atol=1e-10)
+
+
+def test_generated_rows_do_not_depend_on_the_batch_and_guidance_changes_them() -> None:
+    torch.manual_seed(0)
+    keys = {"num_codes": 37, "tokens_per_face": 1, "dim": 16, "depth": 1, "heads": 2, "text_dim": 16, "max_faces": 20}
+    model = MeshTransformer(kind="woven", **keys).double().eval()
+    texts = ["a table", "a chair", "a box"]
+
+    def rows(which: list[int], guidance: float) -> list[list[int]]:
+        rng = ItemRNG(0, [0] * len(which), which)
+        settings = Sampling(guidance_scale=guidance)
+        made = model.generate([texts[item] for item in which], rng, settings)
+        assert made.ended.all()
+        return [row.flatten().tolist() for row in made.rows]
+
+    together = rows([0, 1, 2], 2.0)
+    assert together == [rows([item], 2.0)[0] for item in range(3)]
+    assert together != rows([0, 1, 2], 1.0)
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def run(shared: Path, meshes: Path) -> Path:
+    """A finished run. Read only."""
+    return made_once(
+        shared, "woven-run", lambda out: succeed("train", "mesh-transformer", meshes, "--out", out, *WOVEN)
+    )
+
+
+def test_a_run_of_closed_meshes_generates_closed_meshes(run: Path, tmp_path: Path) -> None:
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["open_meshes"] is False
+    words = ("--text", "a table", "--num", 6, "sample.max_faces=24", "sample.guidance_scale=2")
+    succeed("sample", run, *words, "--out", tmp_path / "out")
+    rows = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert all(row["ended"] for row in rows if "number" in row)
+    meshes = [read_mesh(path) for path in sorted((tmp_path / "out").glob("*.obj"))]
+    assert len(meshes) == 6
+    succeed("eval", run, "--out", tmp_path / "eval.json", "eval.num_generated=4")
+    metrics = json.loads((tmp_path / "eval.json").read_text())
+    assert metrics["valid"] == metrics["watertight"] == metrics["ended"] == 1
+
+
+def test_a_run_of_open_meshes_allows_holes(meshes: Path, tmp_path: Path) -> None:
+    for number in range(12):
+        mesh = draw_solid(np.random.default_rng(number), "box").mesh
+        write_mesh(Mesh(mesh.vertices, mesh.faces[:-1]), tmp_path / "data" / f"{number}.obj")
+    out = tmp_path / "run"
+    succeed("train", "mesh-transformer", tmp_path / "data", "--out", out, *WOVEN, "train.steps=2", "model.text=none")
+    pipeline = open_pipeline(out)
+    assert pipeline.config.model.open_meshes is True
+
+    def are_closed(holes: str) -> bool:
+        made = pipeline.with_keys({"sample.holes": holes, "sample.max_faces": 12})([""], num=8, seed=0)
+        return all(is_watertight(mesh) for mesh in made)
+
+    assert are_closed("never")
+    assert not are_closed("auto")
+
+
+def test_items_hold_their_states_and_number_of_faces(meshes: Path) -> None:
+    task = make_task("mesh-transformer", meshes, (*WOVEN, "data.augment=false"))
+    assert isinstance(task, MeshTransformerTask)
+    source = task.splits().validation
+    items = [source.load(item, ItemRNG(0, [0], [item])) for item in range(len(source))]
+    batch = task.collate(items)
+    assert batch["states"].shape == (len(items), batch["codes"].shape[1] + 1, FEATURES)
+    for item, name in zip(items, map(source.name, range(len(source))), strict=True):
+        mesh = read_mesh(meshes / name, bins=BINS)
+        assert item["faces"] == len(mesh.faces)
+        assert item["codes"][:, 0].tolist() == weave(quantise(mesh.vertices, BINS), mesh.faces, BINS)
+
+
+@pytest.mark.parametrize(
+    ("keys", "mentions"),
+    [
+        (("loss.window_faces=8",), ("loss.window_faces", "--tokenizer woven")),
+        (("model.kind=flat",), ("model.kind=flat", "--tokenizer woven")),
+        (("model.kind=woven", "tokenizer=coordinates:32"), ("model.kind=woven", "--tokenizer woven")),
+        (("tokenizer=woven:2",), ("model.bins", "4")),
+        (("model.max_faces=4", "sample.max_faces=4"), ("tokens", "model.max_faces=4")),
+    ],
+)
+def test_keys_that_woven_meshes_cannot_have(
+    keys: tuple[str, ...], mentions: tuple[str, ...], meshes: Path, tmp_path: Path
+) -> None:
+    outcome = quintet("train", "mesh-transformer", meshes, "--out", tmp_path / "run", *WOVEN, *keys)
+    assert outcome.code == 2
+    for mention in mentions:
+        assert mention in error_line(outcome.errors)
+
+
+def test_options_that_woven_meshes_do_not_have(run: Path, tmp_path: Path) -> None:
+    triangle = tmp_path / "triangle.obj"
+    triangle.write_text("v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 3\n")
+    for words in (("--mesh", triangle), ("sample.grammar=strict",)):
+        outcome = quintet("sample", run, "--text", "a table", "--out", tmp_path / "out", *words)
+        assert outcome.code == 2
+        assert "coordinates" in error_line(outcome.errors)
+
+
+def test_codes_are_encoded_decoded_and_evaluated_without_loss(
+    meshes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    succeed("encode", "woven:32", meshes, "--out", "codes")
+    succeed("decode", "woven:32", "codes", "--out", "decoded")
+    assert len(list(Path("decoded").glob("*.glb"))) == len(list((meshes / "meshes").iterdir()))
+    succeed("eval", "woven:32", "--data", meshes, "--out", "eval.json")
+    metrics = json.loads(Path("eval.json").read_text())
+    assert metrics["coordinate_exact"] == 1
+    assert metrics["watertight"] == metrics["watertight_originals"]
