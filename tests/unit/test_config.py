@@ -504,7 +504,7 @@ def test_a_resumed_run_may_change_other_keys() -> None:
     assert configs.differences(old, old.changed(allowed)).keys() == allowed.keys()
 
 
-OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [], [[1, 2]])
+OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [], [[1, 2]], ["a"], [["a", 0.5]])
 
 
 def with_another_value(config: RunConfig, key: str) -> RunConfig | None:
@@ -544,6 +544,7 @@ def test_resumable_keys_are_exactly_these() -> None:
             "train.grad_accum_steps",
             "train.max_nonfinite_steps",
             "train.max_rollbacks",
+            "train.patience",
         ),
         *("data.path", "data.validation_path", "data.num_workers", "data.memory_megabytes", "data.cache_dir"),
     }

@@ -133,7 +133,7 @@ def _train(trainer: Any) -> None:
         rows = trainer.run.read_metrics()
         trainer.run.best_effort_write("curves.png", lambda: write_curves(rows, folder / "curves.png"))
         outputs = [name for name in ("samples", "curves.png", "metrics.jsonl") if (folder / name).exists()]
-        if trainer.step == first_step:
+        if trainer.step == first_step and not trainer.is_out_of_patience:
             print_line(f"{folder} is already at step {first_step}; set train.steps=N to train longer")
         else:
             print_line(f"trained to step {trainer.step}: {folder} (see {', '.join(outputs)})")

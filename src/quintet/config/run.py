@@ -21,6 +21,7 @@ from quintet.errors import UsageError
 
 RESUMABLE = (
     *("train.steps", "train.minutes", "train.grad_accum_steps", "train.max_nonfinite_steps", "train.max_rollbacks"),
+    "train.patience",
     *("data.path", "data.validation_path", "data.num_workers", "data.cache_dir", "data.memory_megabytes"),
     *("log.", "eval.", "sample.", "checkpoint.", "engine."),
 )
@@ -58,6 +59,24 @@ class TrainConfig(Section):
         0,
         ge=0,
         description="Instead of stopping, go back to the last good checkpoint and use other items, up to N times.",
+    )
+    patience: int | None = Field(
+        None,
+        gt=0,
+        description="Early stopping: end the run after N validations in a row without a new best value of the metric "
+        "that selects the best checkpoint; null: never.",
+    )
+    freeze: tuple[str, ...] = Field(
+        (),
+        description="Parts of the model that are not trained: dotted prefixes of parameter names such as "
+        '`["text_encoder"]`, in which `*` and `?` are wildcards.',
+    )
+    lora: int | None = Field(
+        None,
+        gt=0,
+        le=4096,
+        description="Rank of low-rank adapters (LoRA), which are trained instead of the weights of `--init`; null "
+        "trains the weights.",
     )
 
 
@@ -137,6 +156,23 @@ class OptimConfig(OptimizerConfig):
         description="Scheduler of torch instead of `optim.schedule`, such as `StepLR(step_size=1000, gamma=0.5)`; its "
         "rates are scaled by the warm-up. null uses `optim.schedule`.",
     )
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Factor of the learning rate per block below the output: the first blocks learn slowest. 1: none.",
+    )
+    lr_scale: tuple[tuple[str, Annotated[float, Field(gt=0)]], ...] = Field(
+        (),
+        description="Factors of the learning rate by parameter name, such as `{text_encoder: 0.1}`, with patterns as "
+        "in `train.freeze`; recorded as pairs.",
+    )
+
+    @field_validator("lr_scale", mode="before")
+    @classmethod
+    def _as_pairs(cls, value: Any) -> Any:
+        """A mapping from patterns to factors. Its dots were read as those of keys."""
+        return tuple(flatten(value).items()) if isinstance(value, Mapping) else value
 
     @field_validator("decay_extensions")
     @classmethod

@@ -39,6 +39,7 @@ from quintet.common.weights.pretrained import pickle_hint
 from quintet.errors import RunError, UsageError
 from quintet.training import loss_scale
 from quintet.training.evaluate import evaluate, make_artifacts
+from quintet.training.finetuning import description
 from quintet.training.guard import largest_moment
 from quintet.training.loader import LoadedBatch
 from quintet.training.metrics import Stopwatch, make_trackers
@@ -84,7 +85,7 @@ class Trainer(TrainingSession):
             self.write_state("running")
             if self.pace is not None:
                 self.pace.start()
-            while self.step < self.config.train.steps and not stopped:
+            while self.step < self.config.train.steps and not stopped and not self.is_out_of_patience:
                 logs = self.train_step()
                 stopped = bool(logs.pop("stop_requested")) and self.step < self.config.train.steps
                 with nullcontext() if self.pace is None else self.pace.after_step(self.step):
@@ -94,6 +95,8 @@ class Trainer(TrainingSession):
                 if log_fn is not None:
                     log_fn(logs)
             self.write_state("stopped" if stopped else "finished")
+            if self.is_out_of_patience and self.step < self.config.train.steps:
+                self.print(self._out_of_patience())
         except BaseException as error:
             self.run.write_log(f"process {self.engine.rank} failed at step {self.step}:\n{traceback.format_exc()}")
             failure = self._explain(error)
@@ -133,7 +136,7 @@ class Trainer(TrainingSession):
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
         if self.step < self.config.train.steps:
-            for note in [*unreached_notes(self.config), *self._schedule_notes()]:
+            for note in [*self._notes, *description(self.task), *unreached_notes(self.config), *self._schedule_notes()]:
                 self.print(note)
         self.stopwatch = Stopwatch()
         self._opened = time.perf_counter()
@@ -246,6 +249,7 @@ class Trainer(TrainingSession):
                 validates = samples = False
             if validates:
                 logs.update(self._validate())
+                saves, samples = saves or self.is_out_of_patience, samples or self.is_out_of_patience
             if saves:  # before the samples, which may take long
                 self.saver.save(final)
             if samples:
@@ -336,14 +340,29 @@ class Trainer(TrainingSession):
                 f"Traits.best is the metric '{metric}', but the metrics of the task are {', '.join(metrics)}"
             )
         value, progress = metrics[metric], self.state.progress
+        progress.best_age += 1
         if not math.isfinite(value):
             return
         sign = 1 if direction == "max" else -1
         if progress.best_value is None or sign * value > sign * progress.best_value:
-            progress.best_value, progress.best_step = value, self.step
+            progress.best_value, progress.best_step, progress.best_age = value, self.step, 0
             self.saver.save()
             if self.engine.is_main and self.saved_step == self.step:
                 self.saver.write_pointer("best", self.step)
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the last `train.patience` validations were no better than one before."""
+        patience = self.config.train.patience
+        return patience is not None and self.state.progress.best_age >= patience
+
+    def _out_of_patience(self) -> str:
+        age, best = self.state.progress.best_age, self.state.progress.best_step
+        return (
+            f"ended at step {self.step}: {self.task.traits.best[0]} has not improved in the last {age} validations "
+            f"(train.patience={self.config.train.patience}), and the best checkpoint is that of step {best}; "
+            f"continue with `{resume_command(self.run.folder, 'train.patience=N')}`"
+        )
 
     def _sample(self) -> Logs:
         """Sample artifacts of the EMA and the live weights. Every rank generates them; rank 0 writes them."""
