@@ -16,6 +16,7 @@ from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
 from quintet.common.weights.lora import merged
 from quintet.pipelines.loading import open_pipeline
+from quintet.registry import read_config
 
 STILL = ("train.steps=1", "optim.lr=1e-30", "ema.start=100")
 """So small a learning rate changes no weight in fp32, so the last checkpoint has the initial weights."""
@@ -189,6 +190,26 @@ def test_what_fits_is_taken_and_what_does_not_is_named(pictures: Path, tmp_path:
     latents = vae.latents(images)
     distances = torch.cdist(after["quantizer.codebook"], latents).min(1).values
     assert distances.median() < latents.std()
+
+
+# --- the sizes of the model, and the preset for few files --------------------------------------------------------
+
+
+def test_sizes_that_are_not_named_are_those_of_the_trained_model(trained: Path, pictures: Path, tmp_path: Path) -> None:
+    succeed("export", trained, tmp_path / "hub")
+    for number, start in enumerate((trained, f"{trained}@8", tmp_path / "hub")):
+        run = tmp_path / str(number)
+        words = ("--preset", "few", "--init", start, "train.steps=1", "train.batch_size=4", "log.trackers=[]")
+        succeed("train", "vqgan", pictures, "--out", run, *words, "loss.discriminator_dim=8")
+        config = read_config(run / "config.yaml")
+        assert config.model == read_config(trained / "config.yaml").model
+        assert (config.train.patience, config.eval.batches) == (5, None)
+
+
+def test_the_preset_for_few_files_asks_for_trained_weights(pictures: Path, tmp_path: Path) -> None:
+    words = ("model.dim=8", "model.image_size=16", "train.steps=1", "train.batch_size=4", "log.trackers=[]")
+    outcome = succeed("train", "vqgan", pictures, "--out", tmp_path / "run", "--preset", "few", *words)
+    assert "preset few is for fine-tuning: name trained weights with --init RUN" in outcome.errors
 
 
 # --- bad input ------------------------------------------------------------------------------------------------

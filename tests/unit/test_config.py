@@ -392,8 +392,9 @@ def test_a_file_of_another_recipe_is_refused(tmp_path: Path) -> None:
         build(VQGanConfig, file=file)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("preset", ["debug", "small", "base"])
+@pytest.mark.parametrize(
+    ("recipe", "preset"), [(name, preset) for name in RECIPES for preset in RECIPES[name].config_class().PRESETS]
+)
 def test_a_preset_reaches_every_step_that_it_names(recipe: str, preset: str) -> None:
     assert build(RECIPES[recipe].config_class(), preset=preset).unreached_keys() == {}
 

@@ -12,7 +12,12 @@ from quintet import config as configs
 from quintet import registry
 from quintet.cli import launch
 from quintet.cli.shared import Overrides, RunFolder, print_line, print_next, print_result
+from quintet.common.logging import say
+from quintet.common.weights.run_reader import model_keys
 from quintet.errors import UsageError
+
+FEW = "few"
+"""The preset that needs trained weights."""
 
 
 def train(
@@ -23,7 +28,10 @@ def train(
     ] = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="New run folder; default: runs/<recipe>-<n>.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Preset of many keys: debug, small or base.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Preset of many keys: debug, small, base, or few (to fine-tune on a few hundred files)."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with configuration keys.")] = None,
     budget: Annotated[
         str | None,
@@ -72,7 +80,10 @@ def train(
     time = None if budget is None else configs.Budget.of(budget, schema, config, changes)
     if time is not None and preset is None and configs.BUDGET_PRESET in schema.PRESETS:
         preset = configs.BUDGET_PRESET
-    settings = configs.build(schema, preset=preset, file=config, overrides=changes)
+    if preset == FEW and not changes.get("init"):
+        say(f"preset {FEW} is for fine-tuning: name trained weights with --init RUN")
+    sizes = model_keys(str(changes["init"]), recipe, schema) if changes.get("init") else None
+    settings = configs.build(schema, base=sizes, preset=preset, file=config, overrides=changes)
     if settings.recipe != recipe:
         raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")
     if settings.data.path is None:

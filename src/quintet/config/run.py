@@ -390,12 +390,14 @@ ConfigT = TypeVar("ConfigT", bound=RunConfig)
 def build(
     schema: type[ConfigT],
     *,
+    base: Mapping[str, Any] | None = None,
     preset: str | None = None,
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ConfigT:
-    """Merge defaults, the preset, the file and the overrides, in this order; later values win."""
+    """Merge defaults, the tree `base`, the preset, the file and the overrides, in this order; later values win."""
     tree: Tree = {}
+    merge_into(tree, base or {})
     if preset is not None:
         if preset not in schema.PRESETS:
             raise UsageError(f"unknown preset '{preset}'; known: {', '.join(schema.PRESETS)}")

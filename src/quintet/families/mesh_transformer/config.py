@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quintet.config import MeshDataConfig, NegativePromptOptions, RunConfig, SampleConfig, Section
-from quintet.config.presets import BASE, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
+from quintet.config.presets import BASE, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, FEW_GENERATOR, SMALL_GENERATOR, preset
 from quintet.config.text import TextConfig
 
 
@@ -149,6 +149,8 @@ class MeshTransformerConfig(RunConfig):
             optim={"lr": 1e-4, "final_lr": 6e-5, "warmup_steps": 2000, "weight_decay": 0.1, "max_grad_norm": 1.0},
             sample={"temperature": 0.8, "top_p": 0.9},
         ),
+        # Scaled and moved copies of each mesh, as many as fit into the token cache of a few hundred files.
+        "few": preset(FEW_GENERATOR, data={"variants": 32}),
     }
 
     recipe: Literal["mesh-transformer"] = Field("mesh-transformer", description="Recipe of the run.")

@@ -12,7 +12,15 @@ from pydantic import Field
 
 from quintet.config import ImageDataConfig, NegativePromptOptions
 from quintet.config.masked import MaskGitRunConfig
-from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
+from quintet.config.presets import (
+    BASE_GENERATOR,
+    BASE_TEXT,
+    DEBUG_GENERATOR,
+    DEBUG_TEXT,
+    FEW_GENERATOR,
+    SMALL_GENERATOR,
+    preset,
+)
 
 
 class MuseDataConfig(ImageDataConfig):
@@ -50,6 +58,8 @@ class MuseConfig(MaskGitRunConfig):
             sample={"steps": 24, "temperature": 0.6, "choice_temperature": 12.0},
         ),
         "base": preset(BASE_GENERATOR, BASE_TEXT),
+        # Crops do not change what a caption says, as flips would.
+        "few": preset(FEW_GENERATOR, data={"random_crop": True, "variants": 8}),
     }
 
     recipe: Literal["muse"] = Field("muse", description="Recipe of the run.")
