@@ -128,7 +128,9 @@ def _open_transformers(folder: Path, model_type: str) -> Pipeline[Any]:
             if is_audio_encoder(model_type)
             else ""
         )
-        raise UsageError(f"{folder} is a transformers model of type {model_type[:40]}; supported types: {known}{hint}")
+        library = "diffusers" if model_type.startswith(transformers_folder.DIFFUSERS) else "transformers"
+        kind = model_type.removeprefix(transformers_folder.DIFFUSERS)[:40]
+        raise UsageError(f"{folder} is a {library} model of type {kind}; supported types: {known}{hint}")
     return entry.pipeline_class().from_transformers(folder)
 
 
