@@ -13,6 +13,7 @@ from quintet import registry
 from quintet.cli import launch
 from quintet.cli.shared import Overrides, RunFolder, print_line, print_next, print_result
 from quintet.common.logging import say
+from quintet.common.weights.hub import pinned
 from quintet.common.weights.run_reader import model_keys
 from quintet.errors import UsageError
 
@@ -43,10 +44,11 @@ def train(
         ),
     ] = None,
     init: Annotated[
-        str | None, typer.Option(help="Fine-tune: start from the weights of this run or exported folder.")
+        str | None,
+        typer.Option(help="Fine-tune: start from the weights of this run, exported folder or hub:USER/NAME."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Trained tokenizer that a generator uses: run or exported folder.")
+        str | None, typer.Option(help="Trained tokenizer that a generator uses: run, exported folder or hub:USER/NAME.")
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="Trained base model of a super-resolution model (muse): run or exported folder.")
@@ -69,7 +71,7 @@ def train(
     folder, changes = _data_and_overrides(words)
     schema = registry.find(recipe).config_class()
     references = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
-    frozen = {name: reference for name, reference in references.items() if reference is not None}
+    frozen = {name: pinned(reference) for name, reference in references.items() if reference is not None}
     for name in frozen:
         if name not in ("init", *schema.FROZEN_KEYS):
             allowed = " and ".join(f"--{key}" for key in schema.FROZEN_KEYS)
