@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from quintet.cli.shared import ANY_TEXT, ModelReference, open_model, print_line, print_next, print_result, say_skipped
+from quintet.config.text import HUB
 from quintet.errors import UsageError
 
 
@@ -142,7 +143,7 @@ def export(
         from quintet.common.weights import hub
 
         print_line(f"pushed: {hub.push(push, lambda target: pipeline.save_pretrained(target, metrics))}")
-        places.append(f"{hub.HUB}{push}")
+        places.append(f"{HUB}{push}")
     print_line(f"in Python: quintet.{type(pipeline).__name__}.from_pretrained({places[0]!r})")
     print_next(("eval", places[0], *(() if folder is not None else ("--out", "eval.json"))))
 

@@ -13,8 +13,7 @@ from quintet import registry
 from quintet.cli import launch
 from quintet.cli.shared import Overrides, RunFolder, print_line, print_next, print_result
 from quintet.common.logging import say
-from quintet.common.weights.hub import pinned
-from quintet.common.weights.run_reader import model_keys
+from quintet.config.text import HUB
 from quintet.errors import UsageError
 
 FEW = "few"
@@ -71,12 +70,16 @@ def train(
     folder, changes = _data_and_overrides(words)
     schema = registry.find(recipe).config_class()
     references = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
-    frozen = {name: pinned(reference) for name, reference in references.items() if reference is not None}
+    frozen = {name: reference for name, reference in references.items() if reference is not None}
     for name in frozen:
         if name not in ("init", *schema.FROZEN_KEYS):
             allowed = " and ".join(f"--{key}" for key in schema.FROZEN_KEYS)
             taken = f" (it takes {allowed})" if allowed else ""
             raise UsageError(f"'{recipe}' does not take --{name}{taken}")
+    if any(reference.startswith(HUB) for reference in frozen.values()):
+        from quintet.common.weights.hub import pinned
+
+        frozen = {name: pinned(reference) for name, reference in frozen.items()}
     path = {} if folder is None else {"data.path": configs.data_path(folder)}
     changes = {**changes, **frozen, **path}
     time = None if budget is None else configs.Budget.of(budget, schema, config, changes)
@@ -84,7 +87,11 @@ def train(
         preset = configs.BUDGET_PRESET
     if preset == FEW and not changes.get("init"):
         say(f"preset {FEW} is for fine-tuning: name trained weights with --init RUN")
-    sizes = model_keys(str(changes["init"]), recipe, schema) if changes.get("init") else None
+    sizes = None
+    if changes.get("init"):
+        from quintet.common.weights.run_reader import model_keys
+
+        sizes = model_keys(str(changes["init"]), recipe, schema)
     settings = configs.build(schema, base=sizes, preset=preset, file=config, overrides=changes)
     if settings.recipe != recipe:
         raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")

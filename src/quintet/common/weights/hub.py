@@ -21,10 +21,9 @@ from typing import Any
 from quintet.common.files import one_line
 from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import MANIFEST
+from quintet.config.text import HUB
 from quintet.errors import RunError, UsageError
 
-HUB = "hub:"
-"""Prefix of a reference to a model on the hub."""
 _FILES = ("*.safetensors", "*.json", "README.md", MANIFEST, "*.txt", "*.model")
 """Files that are transferred: those of exports, and those that models of `transformers` need."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
