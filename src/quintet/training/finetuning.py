@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from quintet.config import OptimConfig
+from quintet.config import OptimConfig, RunConfig
 from quintet.errors import UsageError
 from quintet.nn.lora import adaptable_layers, add_adapters
 from quintet.nn.quantize.vector import VectorQuantizer
@@ -20,11 +20,16 @@ from quintet.training.task import Task
 _BLOCK = re.compile(r"(.*\bblocks\.\d+)\.")
 
 
+def trains_a_part(config: RunConfig) -> bool:
+    """Whether a run trains adapters, or not all of its parameters."""
+    return config.train.lora is not None or bool(config.train.freeze)
+
+
 def choose_parameters(task: Task[Any]) -> None:
     """Add the adapters of `train.lora` and freeze what the run does not train. Phases without a trained parameter are
     dropped; the first must keep one."""
     train = task.config.train
-    if train.lora is None and not train.freeze:
+    if not trains_a_part(task.config):
         return
     if train.lora is not None:
         _adapt(task, train.lora)
@@ -42,7 +47,7 @@ def choose_parameters(task: Task[Any]) -> None:
 def description(task: Task[Any]) -> list[str]:
     """How many parameters the run trains, for a run that does not train all."""
     train = task.config.train
-    if train.lora is None and not train.freeze:
+    if not trains_a_part(task.config):
         return []
     parameters = [parameter for module in task.modules.values() for parameter in module.parameters()]
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

@@ -24,7 +24,7 @@ from quintet.config import EMAConfig, RunConfig
 from quintet.errors import CheckpointError
 from quintet.training import optim
 from quintet.training.distributed import sharding
-from quintet.training.finetuning import rate_factors
+from quintet.training.finetuning import rate_factors, trains_a_part
 from quintet.training.phase import Phase
 from quintet.training.task import Task
 
@@ -111,8 +111,9 @@ class TrainingState:
         self.device = torch.device("cpu") if engine is None else engine.device
         self.progress = Progress()
         config: RunConfig = task.config
-        chosen = config.train.lora is not None or bool(config.train.freeze)
-        share = chosen and not (engine is not None and engine.is_sharded)  # each module is sharded by itself
+        share = trains_a_part(config) and not (
+            engine is not None and engine.is_sharded
+        )  # each module is sharded by itself
         self.ema = EMA(config.ema, task.modules, task.averaged, share) if config.ema.enabled else None
         if engine is not None:
             # The EMA was copied before: sharded modules cannot be copied. Optimizers are created after sharding.
