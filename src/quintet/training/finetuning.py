@@ -91,7 +91,7 @@ def _fix_codebooks(module: nn.Module) -> None:
 
 def _freeze(task: Task[Any], patterns: Sequence[str]) -> None:
     """Freeze the parameters and codebooks that match a pattern."""
-    owned = {f"{name}.{path}": module for name, module in task.modules.items() for path in module.state_dict()}
+    owned = [f"{name}.{path}" for name, module in task.modules.items() for path in module.state_dict()]
     for pattern in patterns:
         _refuse_without_match("train.freeze", pattern, owned)
     for name, module in task.modules.items():

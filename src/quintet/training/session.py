@@ -17,7 +17,7 @@ from quintet.common.weights.loading import Weights
 from quintet.config import RunConfig
 from quintet.data.splits import Splits
 from quintet.errors import RunError, UsageError
-from quintet.training import prepare
+from quintet.training import patience, prepare
 from quintet.training.agreement import check_agreement
 from quintet.training.display import Display
 from quintet.training.engine import Engine
@@ -236,6 +236,11 @@ class TrainingSession:
     def last_step(self) -> int:
         """The step up to which batches are read."""
         return self.config.train.steps
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the last `train.patience` validations were no better than one before."""
+        return patience.is_exhausted(self.config, self.state.progress)
 
     def _explain(self, error: BaseException) -> RunError | None:
         size = self.config.train.batch_size // (self.config.train.grad_accum_steps * self.engine.world_size)

@@ -37,7 +37,7 @@ from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
 from quintet.common.weights.pretrained import pickle_hint
 from quintet.errors import RunError, UsageError
-from quintet.training import loss_scale
+from quintet.training import loss_scale, patience
 from quintet.training.evaluate import evaluate, make_artifacts
 from quintet.training.finetuning import description
 from quintet.training.guard import largest_moment
@@ -96,7 +96,7 @@ class Trainer(TrainingSession):
                     log_fn(logs)
             self.write_state("stopped" if stopped else "finished")
             if self.is_out_of_patience and self.step < self.config.train.steps:
-                self.print(self._out_of_patience())
+                self.print(patience.message(self.task, self.state.progress, self.run.folder))
         except BaseException as error:
             self.run.write_log(f"process {self.engine.rank} failed at step {self.step}:\n{traceback.format_exc()}")
             failure = self._explain(error)
@@ -349,20 +349,6 @@ class Trainer(TrainingSession):
             self.saver.save()
             if self.engine.is_main and self.saved_step == self.step:
                 self.saver.write_pointer("best", self.step)
-
-    @property
-    def is_out_of_patience(self) -> bool:
-        """Whether the last `train.patience` validations were no better than one before."""
-        patience = self.config.train.patience
-        return patience is not None and self.state.progress.best_age >= patience
-
-    def _out_of_patience(self) -> str:
-        age, best = self.state.progress.best_age, self.state.progress.best_step
-        return (
-            f"ended at step {self.step}: {self.task.traits.best[0]} has not improved in the last {age} validations "
-            f"(train.patience={self.config.train.patience}), and the best checkpoint is that of step {best}; "
-            f"continue with `{resume_command(self.run.folder, 'train.patience=N')}`"
-        )
 
     def _sample(self) -> Logs:
         """Sample artifacts of the EMA and the live weights. Every rank generates them; rank 0 writes them."""
