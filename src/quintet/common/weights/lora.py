@@ -24,9 +24,9 @@ def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same weights without adapters: `weight + lora_b @ lora_a`; tensors without adapters are unchanged."""
     plain = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     for name in tensors:
-        layer, _, kind = name.rpartition(".")
-        parts = [f"{layer}.{each}" for each in ("weight", DOWN, UP)]
-        if kind == DOWN and all(each in tensors for each in parts):
+        layer = name.removesuffix(DOWN)
+        parts = [layer + each for each in ("weight", DOWN, UP)]
+        if all(each in tensors for each in parts):
             weight, down, up = (tensors[each] for each in parts)
             plain[parts[0]] = torch.addmm(weight, up.to(weight.dtype), down.to(weight.dtype))
     return plain
