@@ -140,7 +140,9 @@ def measure_time() -> None:
         middle = time.process_time()
         unweave(tokens, 1024)
         encode, decode = [*encode, middle - start], [*decode, time.process_time() - middle]
-    print(f"\n{len(mesh.faces)} faces, 1,024 bins: encode {np.median(encode):.3f} s, decode {np.median(decode):.3f} s, ")
+    print(
+        f"\n{len(mesh.faces)} faces, 1,024 bins: encode {np.median(encode):.3f} s, decode {np.median(decode):.3f} s, "
+    )
     print(f"{len(tokens) / len(mesh.faces):.2f} tokens a face")
 
 

@@ -36,6 +36,8 @@ def new_trainer(
     """A trainer for a new run. Nothing is written before data and configuration are checked.
 
     With a budget, the keys that the user has not set are chosen so that the training takes that time."""
+    if config.train.lora is not None and not config.init:
+        raise UsageError(f"train.lora={config.train.lora} adapts trained weights: name them with --init RUN")
     folder = out or next_folder(config.recipe)
     if may_be_restarted() and Run(folder).config_file.is_file():
         return _restarted_trainer(config, folder, silent, budget is not None)

@@ -392,8 +392,9 @@ def test_a_file_of_another_recipe_is_refused(tmp_path: Path) -> None:
         build(VQGanConfig, file=file)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("preset", ["debug", "small", "base"])
+@pytest.mark.parametrize(
+    ("recipe", "preset"), [(name, preset) for name in RECIPES for preset in RECIPES[name].config_class().PRESETS]
+)
 def test_a_preset_reaches_every_step_that_it_names(recipe: str, preset: str) -> None:
     assert build(RECIPES[recipe].config_class(), preset=preset).unreached_keys() == {}
 
@@ -504,7 +505,7 @@ def test_a_resumed_run_may_change_other_keys() -> None:
     assert configs.differences(old, old.changed(allowed)).keys() == allowed.keys()
 
 
-OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [], [[1, 2]])
+OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [], [[1, 2]], ["a"], [["a", 0.5]])
 
 
 def with_another_value(config: RunConfig, key: str) -> RunConfig | None:
@@ -544,6 +545,7 @@ def test_resumable_keys_are_exactly_these() -> None:
             "train.grad_accum_steps",
             "train.max_nonfinite_steps",
             "train.max_rollbacks",
+            "train.patience",
         ),
         *("data.path", "data.validation_path", "data.num_workers", "data.memory_megabytes", "data.cache_dir"),
     }

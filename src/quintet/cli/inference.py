@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from quintet.cli.shared import ANY_TEXT, ModelReference, open_model, print_line, print_next, print_result, say_skipped
+from quintet.config.text import HUB
 from quintet.errors import UsageError
 
 
@@ -120,15 +121,31 @@ def search(
 
 
 def export(
-    run: ModelReference, folder: Annotated[Path, typer.Argument(help="New folder for the exported model.")]
+    run: ModelReference,
+    folder: Annotated[Path | None, typer.Argument(help="New folder for the exported model.")] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="USER/NAME", help="Also upload it to the Hugging Face hub; a new repository is private."),
+    ] = None,
 ) -> None:
     """Export a model (safetensors, config.json, model card) for from_pretrained and for other runs."""
+    if folder is None and push is None:
+        raise UsageError("name a new folder for the exported model, or a repository with --push USER/NAME")
     pipeline = open_model(run)
     origin = pipeline.origin
-    pipeline.save_pretrained(folder, _read_metrics(origin.folder, origin.step))
-    print_line(f"exported: {folder}")
-    print_line(f"in Python: quintet.{type(pipeline).__name__}.from_pretrained({str(folder)!r})")
-    print_next(("eval", folder))
+    metrics = _read_metrics(origin.folder, origin.step)
+    places: list[str] = []
+    if folder is not None:
+        pipeline.save_pretrained(folder, metrics)
+        print_line(f"exported: {folder}")
+        places.append(str(folder))
+    if push is not None:
+        from quintet.common.weights import hub
+
+        print_line(f"pushed: {hub.push(push, lambda target: pipeline.save_pretrained(target, metrics))}")
+        places.append(f"{HUB}{push}")
+    print_line(f"in Python: quintet.{type(pipeline).__name__}.from_pretrained({places[0]!r})")
+    print_next(("eval", places[0], *(() if folder is not None else ("--out", "eval.json"))))
 
 
 def _read_metrics(folder: Path, step: int | None) -> dict[str, float]:

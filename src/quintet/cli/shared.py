@@ -22,7 +22,7 @@ Overrides = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 ModelReference = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run folder, RUN@STEP, RUN@best, or exported folder.")
+    str, typer.Argument(metavar="RUN", help="Run folder, RUN@STEP, RUN@best, exported folder, or hub:USER/NAME.")
 ]
 
 

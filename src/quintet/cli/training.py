@@ -12,7 +12,12 @@ from quintet import config as configs
 from quintet import registry
 from quintet.cli import launch
 from quintet.cli.shared import Overrides, RunFolder, print_line, print_next, print_result
+from quintet.common.logging import say
+from quintet.config.text import HUB
 from quintet.errors import UsageError
+
+FEW = "few"
+"""The preset that needs trained weights."""
 
 
 def train(
@@ -23,7 +28,10 @@ def train(
     ] = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="New run folder; default: runs/<recipe>-<n>.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Preset of many keys: debug, small or base.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Preset of many keys: debug, small, base, or few (to fine-tune on a few hundred files)."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with configuration keys.")] = None,
     budget: Annotated[
         str | None,
@@ -35,10 +43,11 @@ def train(
         ),
     ] = None,
     init: Annotated[
-        str | None, typer.Option(help="Fine-tune: start from the weights of this run or exported folder.")
+        str | None,
+        typer.Option(help="Fine-tune: start from the weights of this run, exported folder or hub:USER/NAME."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Trained tokenizer that a generator uses: run or exported folder.")
+        str | None, typer.Option(help="Trained tokenizer that a generator uses: run, exported folder or hub:USER/NAME.")
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="Trained base model of a super-resolution model (muse): run or exported folder.")
@@ -67,12 +76,23 @@ def train(
             allowed = " and ".join(f"--{key}" for key in schema.FROZEN_KEYS)
             taken = f" (it takes {allowed})" if allowed else ""
             raise UsageError(f"'{recipe}' does not take --{name}{taken}")
+    if any(reference.startswith(HUB) for reference in frozen.values()):
+        from quintet.common.weights.hub import pinned
+
+        frozen = {name: pinned(reference) for name, reference in frozen.items()}
     path = {} if folder is None else {"data.path": configs.data_path(folder)}
     changes = {**changes, **frozen, **path}
     time = None if budget is None else configs.Budget.of(budget, schema, config, changes)
     if time is not None and preset is None and configs.BUDGET_PRESET in schema.PRESETS:
         preset = configs.BUDGET_PRESET
-    settings = configs.build(schema, preset=preset, file=config, overrides=changes)
+    if preset == FEW and not changes.get("init"):
+        say(f"preset {FEW} is for fine-tuning: name trained weights with --init RUN")
+    sizes = None
+    if changes.get("init"):
+        from quintet.common.weights.run_reader import model_keys
+
+        sizes = model_keys(str(changes["init"]), recipe, schema)
+    settings = configs.build(schema, base=sizes, preset=preset, file=config, overrides=changes)
     if settings.recipe != recipe:
         raise UsageError(f"{config} is for recipe '{settings.recipe}', not '{recipe}'")
     if settings.data.path is None:
@@ -133,7 +153,7 @@ def _train(trainer: Any) -> None:
         rows = trainer.run.read_metrics()
         trainer.run.best_effort_write("curves.png", lambda: write_curves(rows, folder / "curves.png"))
         outputs = [name for name in ("samples", "curves.png", "metrics.jsonl") if (folder / name).exists()]
-        if trainer.step == first_step:
+        if trainer.step == first_step and not trainer.is_out_of_patience:
             print_line(f"{folder} is already at step {first_step}; set train.steps=N to train longer")
         else:
             print_line(f"trained to step {trainer.step}: {folder} (see {', '.join(outputs)})")

@@ -41,6 +41,20 @@ SMALL_GENERATOR = preset(
     engine={"precision": "auto"},
 )
 
+# For fine-tuning on a few hundred files: the model is that of --init. Small steps that keep what it knows, dropout and
+# weight decay against learning the files by heart, all validation items (a tenth of the files) for every decision, and
+# an end as soon as they no longer improve.
+FEW = preset(
+    _every(100),
+    train={"steps": 2000, "batch_size": 16, "patience": 5},
+    optim={"lr": 1e-4, "warmup_steps": 100, "max_grad_norm": 1.0, "weight_decay": 0.05},
+    ema={"decay": 0.99},
+    data={"num_workers": 0, "validation_fraction": 0.1},
+    eval={"batches": None},
+    checkpoint={"keep": 1},
+    engine={"precision": "auto"},
+)
+FEW_GENERATOR = preset(FEW, model={"dropout": 0.1})
 BASE = preset(
     _every(5000),
     train={"batch_size": 64, "grad_accum_steps": "auto"},

@@ -22,6 +22,7 @@ from quintet.errors import UsageError
 RESUMABLE = (
     *("train.steps", "train.minutes", "train.grad_accum_steps", "train.max_nonfinite_steps", "train.max_rollbacks"),
     "loss.logit_chunk",
+    "train.patience",
     *("data.path", "data.validation_path", "data.num_workers", "data.cache_dir", "data.memory_megabytes"),
     *("log.", "eval.", "sample.", "checkpoint.", "engine."),
 )
@@ -60,6 +61,24 @@ class TrainConfig(Section):
         0,
         ge=0,
         description="Instead of stopping, go back to the last good checkpoint and use other items, up to N times.",
+    )
+    patience: int | None = Field(
+        None,
+        gt=0,
+        description="Early stopping: end the run after N validations in a row without a new best value of the metric "
+        "that selects the best checkpoint; null: never.",
+    )
+    freeze: tuple[str, ...] = Field(
+        (),
+        description="Parts of the model that are not trained: dotted prefixes of parameter names such as "
+        '`["text_encoder"]`, in which `*` and `?` are wildcards.',
+    )
+    lora: int | None = Field(
+        None,
+        gt=0,
+        le=4096,
+        description="Rank of low-rank adapters (LoRA), which are trained instead of the weights of `--init`; null "
+        "trains the weights.",
     )
 
     @property
@@ -152,6 +171,23 @@ class OptimConfig(OptimizerConfig):
         description="Scheduler of torch instead of `optim.schedule`, such as `StepLR(step_size=1000, gamma=0.5)`; its "
         "rates are scaled by the warm-up. null uses `optim.schedule`.",
     )
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Factor of the learning rate per block below the output: the first blocks learn slowest. 1: none.",
+    )
+    lr_scale: tuple[tuple[str, Annotated[float, Field(gt=0)]], ...] = Field(
+        (),
+        description="Factors of the learning rate by parameter name, such as `{text_encoder: 0.1}`, with patterns as "
+        "in `train.freeze`; recorded as pairs.",
+    )
+
+    @field_validator("lr_scale", mode="before")
+    @classmethod
+    def _as_pairs(cls, value: Any) -> Any:
+        """A mapping from patterns to factors. Its dots were read as those of keys."""
+        return tuple(flatten(value).items()) if isinstance(value, Mapping) else value
 
     @field_validator("decay_extensions")
     @classmethod
@@ -315,7 +351,9 @@ class RunConfig(Section):
     recipe: str = Field(description="Name of the recipe.")
     preset: str | None = Field(None, description="Preset that this configuration is based on; null for none.")
     init: str | None = Field(
-        None, description="Run or exported folder whose weights this run starts from; null starts from random weights."
+        None,
+        description="Run, exported folder or `hub:USER/NAME` whose weights this run starts from; null starts from "
+        "random weights.",
     )
     data: DataConfig = Field(default_factory=DataConfig, description="Data.")
     model: Section = Field(default_factory=Section, description="Model.")
@@ -388,12 +426,14 @@ ConfigT = TypeVar("ConfigT", bound=RunConfig)
 def build(
     schema: type[ConfigT],
     *,
+    base: Mapping[str, Any] | None = None,
     preset: str | None = None,
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ConfigT:
-    """Merge defaults, the preset, the file and the overrides, in this order; later values win."""
+    """Merge defaults, the tree `base`, the preset, the file and the overrides, in this order; later values win."""
     tree: Tree = {}
+    merge_into(tree, base or {})
     if preset is not None:
         if preset not in schema.PRESETS:
             raise UsageError(f"unknown preset '{preset}'; known: {', '.join(schema.PRESETS)}")

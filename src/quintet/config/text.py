@@ -8,6 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from quintet.config import Section
 
+HUB = "hub:"
+"""Prefix of a reference to a model on the Hugging Face hub."""
 PRETRAINED = "hf:"
 """Prefix of the folder or name of a pretrained model of `transformers`."""
 

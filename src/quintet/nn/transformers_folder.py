@@ -27,6 +27,8 @@ from quintet.errors import UsageError
 CONFIG = "config.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 ADAPTER = "adapter_config.json"
+DIFFUSERS = "diffusers:"
+"""Prefix of the kind of a model that `diffusers` saved."""
 WEIGHTS_KEY = "transformers_weights"
 """Key of config.json that names another file of weights."""
 KERNEL_KEYS = frozenset({"attn_implementation", "_attn_implementation", "_attn_implementation_internal"})
@@ -62,11 +64,15 @@ def find_folder(reference: str, role: str) -> Path:
 
 
 def kind_of(folder: Path) -> str | None:
-    """The `model_type` of the `transformers` model in a folder; None if it is not such a folder."""
+    """The `model_type` of the `transformers` model in a folder, or `diffusers:CLASS`; None if it is no such folder."""
     if not (folder / CONFIG).is_file():
         return None
     settings = checkpoint.read_json(folder, CONFIG.removesuffix(".json"))
-    kind = settings.get("model_type") if isinstance(settings, dict) and "class" not in settings else None
+    if not isinstance(settings, dict) or "class" in settings:
+        return None
+    kind = settings.get("model_type")
+    if kind is None and "_diffusers_version" in settings:
+        kind = f"{DIFFUSERS}{settings.get('_class_name')}"
     return kind if isinstance(kind, str) else None
 
 

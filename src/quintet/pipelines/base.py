@@ -53,6 +53,8 @@ class Origin:
     step: int | None = None
     builtin: bool = False
     """Whether this is a built-in model; then `folder` is its name and does not exist on disk."""
+    hub: str | None = None
+    """The reference with commit and hash, if it is on the hub; then `folder` is in the local cache."""
 
     @property
     def is_export(self) -> bool:
@@ -61,6 +63,8 @@ class Origin:
     @property
     def reference(self) -> str:
         """A reference that `from_pretrained` resolves to the same weights."""
+        if self.hub is not None:
+            return self.hub
         if self.builtin:
             return str(self.folder)
         return str(self.folder.resolve()) + ("" if self.is_export else f"@{self.step}")
@@ -107,7 +111,8 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     @classmethod
     def from_pretrained(cls, reference: str | Path, *, device: str | None = None) -> Self:
-        """Load a run, RUN@step, RUN@best, an exported folder, or a built-in model by its name; EMA weights."""
+        """Load a run, RUN@step, RUN@best, an exported folder, a built-in model by its name, or `hub:USER/NAME`; EMA
+        weights."""
         from quintet.pipelines.loading import open_pipeline
 
         pipeline = open_pipeline(reference)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from quintet import config as configs
 from quintet import registry
 from quintet.common.logging import say
 from quintet.common.memory import building
-from quintet.common.weights import checkpoint, pretrained
+from quintet.common.weights import checkpoint, hub, lora, pretrained
 from quintet.common.weights.loading import load_module, read_meta
 from quintet.common.weights.pruning import again_if_pruned, reading
 from quintet.common.weights.run_reader import CONFIG_FILE, check_run, was_edited
@@ -33,9 +34,15 @@ _MOVING = ("", "latest", "best")
 def open_pipeline(reference: str | Path) -> Pipeline[Any]:
     """Load `RUN`, `RUN@step`, `RUN@best`, an exported folder, one of `transformers`, or a built-in model by its name.
 
-    The pipeline is on the CPU, in float32 and in eval mode. `hf:NAME` is a model in the local Hugging Face cache. A
-    folder with the name of a built-in model is `./NAME`.
+    The pipeline is on the CPU, in float32 and in eval mode. `hf:NAME` is a model in the local Hugging Face cache, and
+    `hub:USER/NAME` is downloaded. A folder with the name of a built-in model is `./NAME`.
     """
+    if hub.is_on_hub(reference):
+        snapshot = hub.fetch(str(reference))
+        pipeline = open_pipeline(snapshot.folder)
+        assert pipeline.origin is not None
+        pipeline.origin, pipeline.reference = replace(pipeline.origin, hub=snapshot.reference), str(reference)
+        return pipeline
     config = registry.find_builtin(reference) if isinstance(reference, str) else None
     text, which = _split(str(reference))
     folder = Path(text)
@@ -128,7 +135,9 @@ def _open_transformers(folder: Path, model_type: str) -> Pipeline[Any]:
             if is_audio_encoder(model_type)
             else ""
         )
-        raise UsageError(f"{folder} is a transformers model of type {model_type[:40]}; supported types: {known}{hint}")
+        library = "diffusers" if model_type.startswith(transformers_folder.DIFFUSERS) else "transformers"
+        kind = model_type.removeprefix(transformers_folder.DIFFUSERS)[:40]
+        raise UsageError(f"{folder} is a {library} model of type {kind}; supported types: {known}{hint}")
     return entry.pipeline_class().from_transformers(folder)
 
 
@@ -172,7 +181,7 @@ def read_weights(pipeline: Pipeline[Any]) -> dict[str, dict[str, Tensor]]:
         names = {path.stem for path in folder.glob("*.safetensors")}
         names |= {path.name for path in folder.iterdir() if path.is_dir()} - {"ema", "optim"}
         return {
-            name: checkpoint.read_tensors(folder, AVERAGED + name if _is_averaged(folder, name) else name)
+            name: lora.merged(checkpoint.read_tensors(folder, AVERAGED + name if _is_averaged(folder, name) else name))
             for name in sorted(names)
         }
 

@@ -132,7 +132,8 @@ class PatchGanTask(GanTokenizerTask[ConfigT]):
 
     def __init__(self, config: ConfigT, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         super().__init__(config, frozen, modules)
-        weights = self.loss.perceptual_weights
+        keys: Any = self.config
+        weights = keys.loss.perceptual_weights
         self.perceptual = PerceptualLoss(Path(weights)) if weights else None
 
     def make_discriminator(self) -> nn.Module:

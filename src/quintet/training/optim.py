@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from quintet.common.weights.lora import is_adapter
 from quintet.config import OptimizerConfig
 from quintet.errors import CheckpointError
 from quintet.training.distributed.sharding import copy_into, full_tensor
@@ -54,22 +55,31 @@ def named_parameters(modules: Mapping[str, nn.Module], names: Iterable[str]) -> 
 
 
 def make_optimizer(
-    config: OptimizerConfig, parameters: Parameters, product_dtype: torch.dtype | None = None
+    config: OptimizerConfig,
+    parameters: Parameters,
+    product_dtype: torch.dtype | None = None,
+    factors: Mapping[str, float] | None = None,
 ) -> Optimizer:
     """Weight decay applies to matrices and kernels, not to vectors (biases, norms, scales).
 
-    `product_dtype` is the data type of matrix products in the run, in which Muon orthogonalises if it is bf16."""
+    `product_dtype` is the data type of matrix products in the run, in which Muon orthogonalises if it is bf16.
+    `factors` are those of the learning rate, by parameter name; 1 for all others."""
+    factors = factors or {}
     if config.name == "muon":
-        muon = _make_muon(config, parameters)
+        muon = _make_muon(config, parameters, factors)
         muon.product_dtype = product_dtype if product_dtype == torch.bfloat16 else None
         return muon
-    matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
-    groups = [
-        {"params": members, "weight_decay": decay}
-        for members, decay in ((matrices, config.weight_decay), (vectors, 0.0))
-        if members
-    ]
+    rates = dict.fromkeys(factors.get(name, 1.0) for name in parameters)
+    groups = []
+    for rate in rates:
+        members = [parameter for name, parameter in parameters.items() if factors.get(name, 1.0) == rate]
+        matrices = [parameter for parameter in members if parameter.ndim >= 2]
+        vectors = [parameter for parameter in members if parameter.ndim < 2]
+        groups += [
+            {"params": members, "weight_decay": decay, "rate": rate}
+            for members, decay in ((matrices, config.weight_decay), (vectors, 0.0))
+            if members
+        ]
     if config.name == "lion":
         return Lion(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
@@ -77,22 +87,22 @@ def make_optimizer(
     return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, amsgrad=config.amsgrad, fused=fused)
 
 
-def _make_muon(config: OptimizerConfig, parameters: Parameters) -> Muon:
-    """Muon updates the matrices of blocks, and convolution kernels on request. Embeddings and output layers are
-    matrices too, but AdamW suits them."""
-    kinds: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
+def _make_muon(config: OptimizerConfig, parameters: Parameters, factors: Mapping[str, float]) -> Muon:
+    """Muon updates the matrices of blocks, and convolution kernels on request. Embeddings, output layers and the
+    factors of adapters are matrices too, but AdamW suits them."""
+    kinds: dict[tuple[bool, bool, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in parameters.items():
         is_kernel = config.muon_kernels and name.endswith(".weight") and _is_wide_kernel(parameter)
-        is_orthogonal = is_kernel or (parameter.ndim == 2 and ".blocks." in name)
-        kinds[is_orthogonal, parameter.ndim >= 2].append(parameter)
+        is_orthogonal = is_kernel or (parameter.ndim == 2 and ".blocks." in name and not is_adapter(name))
+        kinds[is_orthogonal, parameter.ndim >= 2, factors.get(name, 1.0)].append(parameter)
     groups = [
         {
             "params": members,
             "orthogonal": is_orthogonal,
-            "rate": config.muon_lr / config.lr if is_orthogonal else 1.0,
+            "rate": factor * (config.muon_lr / config.lr if is_orthogonal else 1.0),
             "weight_decay": config.weight_decay if decays else 0.0,
         }
-        for (is_orthogonal, decays), members in kinds.items()
+        for (is_orthogonal, decays, factor), members in kinds.items()
     ]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
     return Muon(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)

@@ -73,6 +73,8 @@ class PythonTrainer(Trainer):
             references = {name: pipeline.reference for name, pipeline in frozen.items()}
             config = build(self.config_class, preset=preset, overrides={**references, **keys})
             run = Run.new(out, config.FROZEN_KEYS)
+        if config.train.lora is not None and model is None:
+            raise UsageError(f"train.lora={config.train.lora} adapts trained weights: pass a model that has them")
         _check_launch(config.engine.launch, resume)
         if model is not None and config.model != model.config:
             raise UsageError(

@@ -13,15 +13,17 @@ import torch
 from quintet.common.batch import Batch
 from quintet.common.memory import building, creating_state
 from quintet.common.weights import checkpoint
-from quintet.common.weights.loading import Weights, copy_tensors
+from quintet.common.weights.loading import Weights
 from quintet.config import RunConfig
 from quintet.data.splits import Splits
 from quintet.errors import RunError, UsageError
-from quintet.training import prepare
+from quintet.training import patience, prepare
 from quintet.training.agreement import check_agreement
 from quintet.training.display import Display
 from quintet.training.engine import Engine
+from quintet.training.finetuning import check_rates, choose_parameters
 from quintet.training.guard import NonFiniteGuard
+from quintet.training.initial import copy_initial, listed
 from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker
 from quintet.training.micro_batch import MicroBatchSearch, count_items
@@ -61,6 +63,8 @@ class TrainingSession:
         task.config = config
         self.task = task
         self.run = run
+        choose_parameters(task)
+        check_rates(task)
         # Before the process group: an error that all processes raise must not look like the death of one of them. And
         # before the data: encoding it can take hours.
         prepare.check_before_data(task)
@@ -94,6 +98,8 @@ class TrainingSession:
         self._skipped: dict[str, str] = {}
         self._skipped_messages = SkippedMessages()
         self._save_postponed = False
+        self._notes: list[str] = []
+        """Messages about the start, printed when there is a run folder."""
         self.stopwatch = Stopwatch()
         # Inside of a compiled module, single operations cannot be seen.
         self.throughput = Throughput(counts_flops=not self.config.engine.compile)
@@ -130,13 +136,23 @@ class TrainingSession:
         """Initialise the state before the first step."""
         loader = self._loader(self.splits.train)
         if init:
-            for name in init.keys() & self.task.modules.keys():
-                tensors = init[name]
-                copy_tensors(self.task.modules[name], tensors, f"--init {self.config.init}")
+            self._copy_initial(init, loader)
         else:
-            first = loader.init_batches(self._order(), self.config.train.micro_batches, self.task.num_init_batches)
-            self.task.init_from_data(self.modules, (self._to_device(loaded) for loaded in first), self.engine)
+            self._init_from_data(loader)
         self._make_state()
+
+    def _init_from_data(self, loader: Loader) -> None:
+        first = loader.init_batches(self._order(), self.config.train.micro_batches, self.task.num_init_batches)
+        self.task.init_from_data(self.modules, (self._to_device(loaded) for loaded in first), self.engine)
+
+    def _copy_initial(self, init: Weights, loader: Loader) -> None:
+        """Copy what fits of the weights of `--init`. If they lack a part of the model, it is initialised from data."""
+        origin = f"--init {self.config.init}"
+        new = copy_initial(self.task, init, origin)
+        if new:
+            self._init_from_data(loader)
+            copy_initial(self.task, init, origin)
+            self._notes.append(f"{origin} has no weights of these shapes, which start anew: {listed(new)}")
 
     def _make_state(self) -> None:
         with creating_state():
@@ -241,6 +257,11 @@ class TrainingSession:
     def last_step(self) -> int:
         """The step up to which batches are read."""
         return self.config.train.steps
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the last `train.patience` validations were no better than one before."""
+        return patience.is_exhausted(self.config, self.state.progress)
 
     def _explain(self, error: BaseException) -> RunError | None:
         size = self.config.train.batch_size // (self.config.train.micro_batches * self.engine.world_size)

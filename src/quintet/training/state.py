@@ -9,6 +9,7 @@ import copy
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from quintet.config import EMAConfig, RunConfig
 from quintet.errors import CheckpointError
 from quintet.training import optim
 from quintet.training.distributed import sharding
+from quintet.training.finetuning import rate_factors, trains_a_part
 from quintet.training.phase import Phase
 from quintet.training.task import Task
 
@@ -55,21 +57,29 @@ class Progress:
     """Number of accepted steps since the loss scale was halved."""
     best_value: float | None = None
     best_step: int | None = None
+    best_age: int = 0
+    """Number of validations since the best one."""
 
 
 class EMA:
     """Exponential moving average of weights: copies of modules in eval mode, without gradients.
 
-    Parameters are averaged; buffers are copied, because they are counts or averages already. With `empty`, parameters
-    are on `meta` until `allocate`, so that modules can be sharded without a second full copy of their weights.
+    Parameters are averaged; buffers are copied, because they are counts or averages already. With `share_frozen`,
+    parameters that are not trained are not copied: both have the same tensor. With `empty`, parameters are on `meta`
+    until `allocate`, so that modules can be sharded without a second full copy of their weights.
     """
 
     def __init__(
-        self, config: EMAConfig, modules: Mapping[str, nn.Module], names: Iterable[str], empty: bool = False
+        self,
+        config: EMAConfig,
+        modules: Mapping[str, nn.Module],
+        names: Iterable[str],
+        share_frozen: bool = False,
+        empty: bool = False,
     ) -> None:
         self.config = config
         self.live = {name: modules[name] for name in names}
-        duplicate = sharding.copy_without_weights if empty else copy.deepcopy
+        duplicate = sharding.copy_without_weights if empty else partial(_copy, share_frozen=share_frozen)
         self.modules = {name: duplicate(module).eval().requires_grad_(False) for name, module in self.live.items()}
 
     @torch.no_grad()
@@ -92,10 +102,19 @@ class EMA:
         weight = 1 - self.decay(step)
         for name, live in self.live.items():
             ema = self.modules[name]
-            torch._foreach_lerp_(list(ema.parameters()), list(live.parameters()), weight)
+            pairs = zip(ema.parameters(), live.parameters(), strict=True)
+            own = [(averaged, current) for averaged, current in pairs if averaged is not current]
+            if own:
+                torch._foreach_lerp_([averaged for averaged, _ in own], [current for _, current in own], weight)
             buffers = list(ema.buffers())
             if buffers:
                 torch._foreach_copy_(buffers, list(live.buffers()))
+
+
+def _copy(module: nn.Module, share_frozen: bool) -> nn.Module:
+    """A copy of a module; with `share_frozen`, parameters that are not trained are shared."""
+    shared = {id(each): each for each in module.parameters() if share_frozen and not each.requires_grad}
+    return copy.deepcopy(module, shared)
 
 
 class TrainingState:
@@ -107,7 +126,9 @@ class TrainingState:
         self.progress = Progress()
         config: RunConfig = task.config
         sharded = engine is not None and engine.is_sharded
-        self.ema = EMA(config.ema, task.modules, task.averaged, empty=sharded) if config.ema.enabled else None
+        # Each module is sharded by itself, so that sharded modules share no weights.
+        share = trains_a_part(config) and not sharded
+        self.ema = EMA(config.ema, task.modules, task.averaged, share, sharded) if config.ema.enabled else None
         if engine is not None and sharded:
             # The EMA was copied before: sharded modules cannot be copied. Optimizers are created after sharding.
             engine.shard(task.modules)
@@ -119,7 +140,9 @@ class TrainingState:
 
     def _phase_state(self, phase: Phase, product_dtype: torch.dtype | None) -> PhaseState:
         parameters = optim.named_parameters(self.task.modules, phase.modules)
-        optimizer = optim.make_optimizer(phase.optim, parameters, product_dtype)
+        modules = {name: self.task.modules[name] for name in phase.modules}
+        factors = rate_factors(self.task.config.optim, modules)
+        optimizer = optim.make_optimizer(phase.optim, parameters, product_dtype, factors)
         optimizer.zero_grad(set_to_none=True)  # a model may come with gradients of the user's own steps
         return PhaseState(phase, parameters, optimizer)
 
@@ -194,6 +217,9 @@ def read_progress(folder: Path, meta: Mapping[str, Any]) -> Progress:
     if "step" not in known or (checkpoint.is_checkpoint_name(folder) and known["step"] != checkpoint.step_of(folder)):
         raise CheckpointError(f"{folder / 'meta.json'} has another step than the name of the folder")
     value, step = known.get("best_value"), known.get("best_step")
+    age = known.get("best_age", 0)
+    if type(age) is not int or age < 0:
+        raise CheckpointError(f"{folder / 'meta.json'}: 'best_age' is not a count")
     if not (value is None or isinstance(value, float)) or not (step is None or isinstance(step, int)):
         raise CheckpointError(f"{folder / 'meta.json'}: 'best_value' and 'best_step' are not numbers")
     scale = known.get("loss_scale")

@@ -38,8 +38,9 @@ from quintet.common.statistics import Statistics
 from quintet.common.weights import checkpoint
 from quintet.common.weights.pretrained import pickle_hint
 from quintet.errors import RunError, UsageError
-from quintet.training import loss_scale
+from quintet.training import loss_scale, patience
 from quintet.training.evaluate import evaluate, make_artifacts
+from quintet.training.finetuning import description
 from quintet.training.guard import largest_moment
 from quintet.training.loader import LoadedBatch
 from quintet.training.metrics import Stopwatch, make_trackers
@@ -87,7 +88,7 @@ class Trainer(TrainingSession):
             self.write_state("running")
             if self.pace is not None:
                 self.pace.start()
-            while self.step < self.config.train.steps and not stopped:
+            while self.step < self.config.train.steps and not stopped and not self.is_out_of_patience:
                 logs = self.train_step()
                 stopped = bool(logs.pop("stop_requested")) and self.step < self.config.train.steps
                 with nullcontext() if self.pace is None else self.pace.after_step(self.step):
@@ -97,6 +98,8 @@ class Trainer(TrainingSession):
                 if log_fn is not None:
                     log_fn(logs)
             self.write_state("stopped" if stopped else "finished")
+            if self.is_out_of_patience and self.step < self.config.train.steps:
+                self.print(patience.message(self.task, self.state.progress, self.run.folder))
         except BaseException as error:
             self.run.write_log(f"process {self.engine.rank} failed at step {self.step}:\n{traceback.format_exc()}")
             failure = self._explain(error)
@@ -136,7 +139,7 @@ class Trainer(TrainingSession):
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
         if self.step < self.config.train.steps:
-            for note in [*unreached_notes(self.config), *self._schedule_notes()]:
+            for note in [*self._notes, *description(self.task), *unreached_notes(self.config), *self._schedule_notes()]:
                 self.print(note)
         self.stopwatch = Stopwatch()
         self._opened = time.perf_counter()
@@ -254,6 +257,7 @@ class Trainer(TrainingSession):
                 validates = samples = False
             if validates:
                 logs.update(self._validate())
+                saves, samples = saves or self.is_out_of_patience, samples or self.is_out_of_patience
             if saves:  # before the samples, which may take long
                 self.saver.save(final)
             if samples:
@@ -344,11 +348,12 @@ class Trainer(TrainingSession):
                 f"Traits.best is the metric '{metric}', but the metrics of the task are {', '.join(metrics)}"
             )
         value, progress = metrics[metric], self.state.progress
+        progress.best_age += 1
         if not math.isfinite(value):
             return
         sign = 1 if direction == "max" else -1
         if progress.best_value is None or sign * value > sign * progress.best_value:
-            progress.best_value, progress.best_step = value, self.step
+            progress.best_value, progress.best_step, progress.best_age = value, self.step, 0
             self.saver.save(best=True)
 
     def _sample(self) -> Logs:

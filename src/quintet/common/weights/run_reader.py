@@ -10,8 +10,10 @@ import hashlib
 import os
 from pathlib import Path
 
+from quintet.common.weights import hub
 from quintet.common.weights.pretrained import CONFIG, pickle_hint, read_settings
-from quintet.config import read_yaml
+from quintet.config import RunConfig, migrated, read_yaml
+from quintet.config.tree import Tree
 from quintet.errors import CheckpointError, UsageError
 
 CONFIG_FILE = "config.yaml"
@@ -49,11 +51,27 @@ def check_run(folder: Path) -> None:
 
 def recipe_of(reference: str) -> str | None:
     """The recipe of a run or export, read from its configuration; None if that does not say."""
+    recipe = _settings_of(reference).get("recipe")
+    return recipe if isinstance(recipe, str) else None
+
+
+def model_keys(reference: str, recipe: str, schema: type[RunConfig]) -> Tree:
+    """The section `model` of a run or export of this recipe, as a tree of keys; empty if it cannot be read, which
+    opening it explains."""
+    settings = _settings_of(reference)
+    settings = settings["run"] if isinstance(settings.get("run"), dict) else settings
+    model = settings.get("model")
+    if settings.get("recipe") != recipe or not isinstance(model, dict):
+        return {}
+    return {"model": migrated(schema, {"model": model})["model"]}
+
+
+def _settings_of(reference: str) -> Tree:
+    """The configuration of a run, or that in an export with its recipe; empty if there is none."""
+    reference = str(hub.fetch(reference).folder) if hub.is_on_hub(reference) else reference
     text = reference if "@" not in reference or os.path.exists(reference) else reference.rpartition("@")[0]
     folder = Path(text)
     try:
-        settings = read_settings(folder) if (folder / CONFIG).is_file() else read_yaml(folder / CONFIG_FILE)
+        return read_settings(folder) if (folder / CONFIG).is_file() else read_yaml(folder / CONFIG_FILE)
     except (UsageError, CheckpointError):
-        return None
-    recipe = settings.get("recipe")
-    return recipe if isinstance(recipe, str) else None
+        return {}

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from quintet.config import AudioDataConfig, EvalConfig, RunConfig, Section
 from quintet.config.adversarial import AdversarialLossConfig, AdversarialOptimConfig
-from quintet.config.presets import BASE, DEBUG, SMALL, discriminator, preset
+from quintet.config.presets import BASE, DEBUG, FEW, SMALL, discriminator, preset
 
 MAX_HOP = 2**16
 Stride = Annotated[int, Field(ge=1, le=64)]
@@ -215,6 +215,13 @@ class AudioCodecConfig(RunConfig):
             train={"steps": 400_000},
             optim={"lr": 1e-4, "betas": [0.8, 0.99], "warmup_steps": 1000, "max_grad_norm": 1.0},
             loss={"stft_windows": [2048, 1024, 512, 256]},
+        ),
+        # Every step takes other windows of the clips, which is the augmentation of sound.
+        "few": preset(
+            FEW,
+            {"loss.discriminator_start": 200, "loss.discriminator_ramp": 200},
+            data={"seconds": 1.0},
+            optim={"lr": 5e-5},
         ),
     }
 

@@ -25,6 +25,7 @@ from quintet.config.presets import (
     BASE_VOCABULARY,
     DEBUG_GENERATOR,
     DEBUG_TEXT,
+    FEW_GENERATOR,
     SMALL_GENERATOR,
     preset,
 )
@@ -189,6 +190,8 @@ class MeshTransformerConfig(RunConfig):
             optim={"lr": 1e-4, "final_lr": 6e-5, "warmup_steps": 2000, "weight_decay": 0.1, "max_grad_norm": 1.0},
             sample={"temperature": 0.8, "top_p": 0.9},
         ),
+        # Scaled and moved copies of each mesh, as many as fit into the token cache of a few hundred files.
+        "few": preset(FEW_GENERATOR, data={"variants": 32}),
     }
 
     recipe: Literal["mesh-transformer"] = Field("mesh-transformer", description="Recipe of the run.")

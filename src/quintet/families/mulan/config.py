@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from quintet.config import EvalConfig, RunConfig, Section, WindowedAudioDataConfig
-from quintet.config.presets import BASE, DEBUG, SMALL, preset
+from quintet.config.presets import BASE, DEBUG, FEW, SMALL, preset
 from quintet.config.text import PRETRAINED
 
 TOKENS = "tokens:"
@@ -186,6 +186,13 @@ class MuLaNConfig(RunConfig):
             data={"seconds": 10.0},
             train={"steps": 200_000, "batch_size": 2048},
             optim={"lr": 5e-4, "warmup_steps": 2000, "weight_decay": 0.1, "max_grad_norm": 1.0},
+        ),
+        # The other clips of a batch are the wrong answers of a caption, so a batch of 16 would be too easy.
+        "few": preset(
+            FEW,
+            model={"audio": {"dropout": 0.1}, "text": {"dropout": 0.1}},
+            train={"batch_size": 64},
+            optim={"weight_decay": 0.1},
         ),
     }
 

@@ -18,6 +18,7 @@ from quintet.config.presets import (
     BASE_VOCABULARY,
     DEBUG_GENERATOR,
     DEBUG_TEXT,
+    FEW_GENERATOR,
     SMALL_GENERATOR,
     preset,
 )
@@ -58,6 +59,8 @@ class MuseConfig(MaskGitRunConfig):
             sample={"steps": 24, "temperature": 0.6, "choice_temperature": 12.0},
         ),
         "base": preset(BASE_GENERATOR, BASE_TEXT, BASE_VOCABULARY),
+        # Crops do not change what a caption says, as flips would.
+        "few": preset(FEW_GENERATOR, data={"random_crop": True, "variants": 8}),
     }
 
     recipe: Literal["muse"] = Field("muse", description="Recipe of the run.")

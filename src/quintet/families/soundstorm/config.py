@@ -12,7 +12,15 @@ from pydantic import Field, field_validator, model_validator
 
 from quintet.config import AudioDataConfig, NegativePromptOptions, RunConfig
 from quintet.config.masked import CorruptionConfig, MaskedSampleConfig
-from quintet.config.presets import BASE_GENERATOR, BASE_TEXT, DEBUG_GENERATOR, DEBUG_TEXT, SMALL_GENERATOR, preset
+from quintet.config.presets import (
+    BASE_GENERATOR,
+    BASE_TEXT,
+    DEBUG_GENERATOR,
+    DEBUG_TEXT,
+    FEW_GENERATOR,
+    SMALL_GENERATOR,
+    preset,
+)
 from quintet.config.text import TextConfig, known_text
 
 Steps = Annotated[int, Field(ge=1, le=1000)]
@@ -235,6 +243,8 @@ class SoundStormConfig(RunConfig):
             eval={"num_generated": 64},
         ),
         "base": preset(BASE_GENERATOR, BASE_TEXT, model={"depth": 12}, data={"seconds": 30.0}, optim={"lr": 2e-4}),
+        # The codes of a clip are always the same: a larger part of the conditioning is dropped instead.
+        "few": preset(FEW_GENERATOR, loss={"cond_drop_prob": 0.2}),
     }
 
     recipe: Literal["soundstorm"] = Field("soundstorm", description="Recipe of the run.")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from quintet.config import ImageDataConfig, RunConfig, Section
 from quintet.config.adversarial import AdversarialOptimConfig, ImageLossConfig
-from quintet.config.presets import BASE, DEBUG_GAN, SMALL, discriminator, preset
+from quintet.config.presets import BASE, DEBUG_GAN, FEW, SMALL, discriminator, preset
+
+JANUS_VQ, EMU3_VQ, DIFFUSERS_VQ = "janus_vqgan", "emu3_vqgan", "diffusers:VQModel"
+"""Kinds of pretrained tokenizers."""
 
 
 class VQGanModelConfig(Section):
@@ -45,6 +49,23 @@ class VQGanModelConfig(Section):
     num_quantizers: int = Field(
         1, ge=1, le=64, description="Number of residual quantizers, each with one code per position; 1: no residual."
     )
+
+    pretrained_config: str | None = Field(
+        None,
+        description="Configuration (JSON) of a pretrained tokenizer of transformers or diffusers, which replaces the "
+        "model of the other keys and is not trained; recorded from its folder. null: no pretrained tokenizer.",
+    )
+
+    @field_validator("pretrained_config")
+    @classmethod
+    def _is_a_configuration(cls, text: str | None) -> str | None:
+        try:
+            is_valid = text is None or isinstance(json.loads(text), dict)
+        except (ValueError, RecursionError):
+            is_valid = False
+        if not is_valid:
+            raise ValueError("is not the configuration of a pretrained model; pass the folder of the model instead")
+        return text
 
     @property
     def size(self) -> tuple[int, int]:
@@ -83,6 +104,7 @@ class VQGanLossConfig(ImageLossConfig):
 
 
 class VQGanConfig(RunConfig):
+    TRANSFORMERS = (JANUS_VQ, EMU3_VQ, DIFFUSERS_VQ)
     PRESETS: ClassVar = {
         "debug": preset(DEBUG_GAN, model={"image_size": 32, "dim": 16, "layers": 2, "codebook_size": 256}),
         # For two CPU cores and a few minutes: a narrow model, many steps, a high learning rate.
@@ -103,6 +125,14 @@ class VQGanConfig(RunConfig):
             optim={"lr": 1e-4, "warmup_steps": 5000},
             loss={"lecam": 0.001},
             data={"random_crop": True},
+        ),
+        # LeCam is made for discriminators of little data; random crops are the augmentation that colours and captions
+        # survive.
+        "few": preset(
+            FEW,
+            {"loss.discriminator_start": 200, "loss.discriminator_ramp": 200},
+            data={"random_crop": True},
+            loss={"lecam": 0.001},
         ),
     }
 

@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.common.artifact import Artifact
 from quintet.common.batch import Batch
+from quintet.config import validate
 from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
 from quintet.families.vqgan.config import VQGanConfig
 from quintet.families.vqgan.model import VQGanVAE
+from quintet.families.vqgan.pretrained import PretrainedVQ
 from quintet.media.image import write_image
-from quintet.pipelines.base import Tokenizer
+from quintet.pipelines.base import Frozen, Origin, Tokenizer
 
 
 class VQGanPipeline(Tokenizer[VQGanConfig]):
     """An image tokenizer.
 
-    tokenizer = VQGanPipeline.from_pretrained("runs/tok")
+    tokenizer = VQGanPipeline.from_pretrained("runs/tok")    # or the folder of a Janus, Emu3 or diffusers VQ model
     images = tokenizer.decode(tokenizer.encode(images))
     """
 
     recipe = "vqgan"
     exported = "vae"
-    model_class = VQGanVAE
+
+    @classmethod
+    def build_modules(cls, config: VQGanConfig, frozen: Frozen) -> dict[str, nn.Module]:
+        return {"vae": (VQGanVAE if config.model.pretrained_config is None else PretrainedVQ)(config.model)}
+
+    @classmethod
+    def from_transformers(cls, folder: Path) -> VQGanPipeline:
+        vae = PretrainedVQ.from_folder(folder)
+        config = validate(VQGanConfig, {"model": vae.config.model_dump(mode="json")})
+        return cls(config, {"vae": vae}, origin=Origin(folder))
 
     @property
-    def vae(self) -> VQGanVAE:
+    def vae(self) -> VQGanVAE | PretrainedVQ:
         vae = self.modules["vae"]
-        assert isinstance(vae, VQGanVAE)
+        assert isinstance(vae, VQGanVAE | PretrainedVQ)
         return vae
 
     def encode(self, images: Tensor) -> Tensor:

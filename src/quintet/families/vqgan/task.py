@@ -29,6 +29,10 @@ class VQGanTask(PatchGanTask[VQGanConfig]):
     loss: VQGanLossConfig
     model: VQGanVAE
 
+    @property
+    def trainable(self) -> bool:
+        return isinstance(self.model, VQGanVAE)
+
     def example_item(self) -> Item:
         model = self.config.model
         return {"images": torch.zeros(model.channels, *model.size, dtype=torch.uint8)}

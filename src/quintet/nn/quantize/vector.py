@@ -50,6 +50,8 @@ class VectorQuantizer(SingleQuantizer):
         self.decay = decay
         self.commitment_weight = commitment_weight
         self.revive_below = revive_below
+        self.is_fixed = False
+        """Whether `update` leaves the codebook as it is, because the run does not train it."""
         self.codebook: Tensor
         self.cluster_size: Tensor
         self.vector_sums: Tensor
@@ -87,7 +89,7 @@ class VectorQuantizer(SingleQuantizer):
 
     @torch.no_grad()
     def update(self, statistics: Statistics, seed: int) -> None:
-        if "count" not in statistics.sums:
+        if self.is_fixed or "count" not in statistics.sums:
             return
         self.cluster_size.lerp_(statistics.sums["count"].to(self.cluster_size), 1 - self.decay)
         self.vector_sums.lerp_(statistics.sums["vectors"].to(self.vector_sums), 1 - self.decay)

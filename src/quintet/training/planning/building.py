@@ -14,6 +14,7 @@ from quintet.common.memory import building
 from quintet.config import RunConfig
 from quintet.pipelines.base import Origin, Pipeline
 from quintet.pipelines.loading import open_pipeline
+from quintet.training.finetuning import choose_parameters
 from quintet.training.task import Task
 
 
@@ -41,7 +42,9 @@ def task_on_meta(config: RunConfig, frozen: Mapping[str, Pipeline[Any]]) -> Task
         with torch.device("meta"):
             modules = pipeline_class.build_modules(fitted, frozen)
         # They are passed in, so that the task does not initialise them from the codebook of a tokenizer.
-        return entry.task_class()(config, frozen, modules)
+        task = entry.task_class()(config, frozen, modules)
+    choose_parameters(task)
+    return task
 
 
 def untrained_pipeline(recipe: str, preset: str | None, device: str = "meta") -> Pipeline[Any]:

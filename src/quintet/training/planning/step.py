@@ -16,6 +16,7 @@ from quintet.common.precision import autocast_dtype
 from quintet.common.rng import ItemRNG
 from quintet.training import optim
 from quintet.training.engine import recompute_activations
+from quintet.training.finetuning import trains_a_part
 from quintet.training.planning.autocast import clear_cache
 from quintet.training.planning.simulation import Simulation
 from quintet.training.task import Task
@@ -163,13 +164,17 @@ class SimulatedTraining:
             parameter.grad = None
         moments = sum(_size(value) for _, optimizer in optimizers for value in _tensors_of(optimizer))
         ema = sum(_bytes(modules[name]) for name in task.averaged) if task.config.ema.enabled else 0
+        # Averaged weights that are not trained are those of the model itself.
+        shares = trains_a_part(task.config) and not task.config.engine.fsdp
+        averaged = [each for name in task.averaged for each in modules[name].parameters()]
+        shared = sum(_size(each) for each in averaged if not each.requires_grad) if shares and ema else 0
         weights = sum(map(_bytes, modules.values()))
         self._optimizers = optimizers
         return State(
             weights=weights,
             gradients=sum(map(_size, trained)),
             optimizer=moments,
-            ema=ema,
+            ema=ema - shared,
             frozen=sum(_bytes(module) for pipeline in task.frozen.values() for module in pipeline.modules.values()),
             parameters=sum(each.numel() for module in modules.values() for each in module.parameters()),
             trained=sum(each.numel() for each in trained),
