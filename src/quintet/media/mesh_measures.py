@@ -46,7 +46,7 @@ def compare(original: Mesh, other: Mesh, points: int = POINTS, seed: int = 0) ->
 def _one_way(source: Vertices, target: Vertices, points: int, seed: int) -> tuple[float, float]:
     positions, owners = surface_points(source, points, seed)
     distances, nearest = distances_to(positions, target)
-    cosines = np.abs((_normals(source)[owners] * _normals(target)[nearest]).sum(-1))
+    cosines = np.abs((face_normals(source)[owners] * face_normals(target)[nearest]).sum(-1))
     return float(distances.mean()), float(cosines.mean())
 
 
@@ -141,7 +141,8 @@ def _cross_products(triangles: Vertices) -> Vertices:
     return np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
 
 
-def _normals(triangles: Vertices) -> Vertices:
+def face_normals(triangles: Vertices) -> Vertices:
+    """The unit normals `(triangles, 3)` of `(triangles, 3, 3)`; 0 for those without an area."""
     products = _cross_products(triangles)
     normals: Vertices = products / np.maximum(np.linalg.norm(products, axis=-1, keepdims=True), 1e-12)
     return normals
