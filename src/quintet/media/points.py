@@ -124,13 +124,14 @@ def normalise_cloud(cloud: PointCloud) -> tuple[PointCloud, Placement]:
     return PointCloud((cloud.points - placement.centre) / scale, cloud.normals), placement
 
 
-def spread(count: int, most: int = MAX_POINTS) -> npt.NDArray[np.int64]:
+def spread(count: int, most: int) -> npt.NDArray[np.int64]:
     """The indices of at most `most` of `count` rows: one at random in each of as many equal parts, so that neither the
     order of a scan nor its period matters."""
     if count <= most:
         return np.arange(count)
     chances = np.random.Generator(np.random.PCG64(0)).random(most)
-    return ((np.arange(most) + chances) * (count / most)).astype(np.int64)
+    # Two neighbouring parts may have the row at their border in common.
+    return np.unique(((np.arange(most) + chances) * (count / most)).astype(np.int64))
 
 
 # --- PLY --------------------------------------------------------------------------------------------------------
@@ -150,7 +151,9 @@ def _read_ply(stream: IO[bytes], layout: str, elements: Sequence[Element]) -> tu
     if layout == "ascii":
         skipped = sum(each.count for each in before)
         filled = (line for line in lines(stream) if line.strip())
-        rows = _text_rows(filled, skipped + spread(element.count), columns, f"{element.count} vertices promised")
+        rows = _text_rows(
+            filled, skipped + spread(element.count, MAX_POINTS), columns, f"{element.count} vertices promised"
+        )
     else:
         rows = _binary_rows(stream, layout, before, element, columns)
     return rows[:, :3], rows[:, 3:] if normals else None
@@ -165,7 +168,7 @@ def _binary_rows(
     row = _row_type(element, order)
     if start + element.count * row.itemsize > stream.seek(0, 2):
         raise UnreadableItem(f"truncated: {element.count} vertices promised, the file ends before")
-    chosen = spread(element.count)
+    chosen = spread(element.count, MAX_POINTS)
     found = np.empty((len(chosen), len(columns)))
     for first in range(0, element.count, _ROWS):
         low, high = np.searchsorted(chosen, [first, first + _ROWS])
@@ -213,7 +216,7 @@ def _read_text(stream: IO[bytes]) -> tuple[Vertices, Vertices | None]:
     stream.seek(start)
     width = len(_words(next(_text_points(stream))))
     stream.seek(start)
-    rows = _text_rows(_text_points(stream), spread(count), range(6 if width >= 6 else 3), f"{count} points")
+    rows = _text_rows(_text_points(stream), spread(count, MAX_POINTS), range(6 if width >= 6 else 3), f"{count} points")
     lengths = np.linalg.norm(rows[:, 3:], axis=1)
     are_normals = rows.shape[1] == 6 and np.nanmean(np.abs(lengths - 1)) < UNIT_TOLERANCE
     return rows[:, :3], rows[:, 3:] if are_normals else None
