@@ -25,6 +25,7 @@ from quintet.data.splits import Splits
 from quintet.data.token_cache import TokenDataset
 from quintet.data.tokenized import TokenEncoder, tokenized_splits
 from quintet.media.mesh import LIMIT, Mesh
+from quintet.media.mesh_text import Vertices
 from quintet.media.points import sample_surface
 
 STORED = 2
@@ -64,6 +65,15 @@ class Surfaces:
         box = np.stack([mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)])
         points, normals = np.concatenate([box, cloud.points]), np.concatenate([0 * box, cloud.normals])
         return {"surface": torch.from_numpy(packed(points, normals))}
+
+    def cloud(self, surface: npt.NDArray[np.integer], variant: ItemRNG) -> tuple[Vertices, Vertices]:
+        """The points and normals of a loaded surface, augmented with the random numbers of a variant of the codes."""
+        points, normals = unpacked(surface)
+        (low, high), points, normals = points[:2], points[2:], normals[2:]
+        if self.is_augmented:
+            scale, shift = augmentation(low, high, variant)
+            points, normals = points * scale + shift, normals / scale
+        return points, normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
 
     def _meshes(self, item: int, rng: ItemRNG) -> tuple[Mesh, Mesh]:
         """The mesh before decimation, and after it; neither is augmented."""
@@ -112,7 +122,7 @@ def surface_splits(media: Splits, num_points: int, cache: str | None) -> Splits:
     return tokenized_splits(encoder, sources, "surfaces sampled", cache=cache)
 
 
-def packed(points: npt.NDArray[np.float64], normals: npt.NDArray[np.float64]) -> npt.NDArray[np.int32]:
+def packed(points: Vertices, normals: Vertices) -> npt.NDArray[np.int32]:
     """Points in the box from -1 to 1 and unit normals as one integer for each axis, (n, 3): 20 bits of the coordinate
     and 10 of the normal, half the size of floating-point numbers."""
     positions, directions = (
@@ -123,7 +133,7 @@ def packed(points: npt.NDArray[np.float64], normals: npt.NDArray[np.float64]) ->
     return codes
 
 
-def unpacked(codes: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def unpacked(codes: npt.NDArray[np.integer]) -> tuple[Vertices, Vertices]:
     """The inverse of `packed`, up to rounding."""
     return (codes >> _NORMAL_BITS) / _POSITIONS * 2 - 1, (codes & _NORMALS) / _NORMALS * 2 - 1
 
@@ -149,20 +159,12 @@ class PointClouds:
 
     def load(self, item: int, rng: ItemRNG) -> Tensor:
         assert isinstance(self.surfaces.media, Surfaces)
-        points, normals = unpacked(self.surfaces.load(item, rng)["surface"].numpy())
-        low, high = points[:2]
-        points, normals = points[2:], normals[2:]
-        if self.surfaces.media.is_augmented:
-            variant = ItemRNG(0, [self.codes.variant(rng)], [item])
-            scale, shift = augmentation(low, high, variant)
-            points, normals = points * scale + shift, normals / scale
-        lengths = np.linalg.norm(normals, axis=1, keepdims=True)
-        return chosen_points(points, normals / np.maximum(lengths, 1e-12), rng, self.settings)
+        surface = self.surfaces.load(item, rng)["surface"].numpy()
+        variant = ItemRNG(0, [self.codes.variant(rng)], [item])
+        return chosen_points(*self.surfaces.media.cloud(surface, variant), rng, self.settings)
 
 
-def chosen_points(
-    points: npt.NDArray[np.float64], normals: npt.NDArray[np.float64], rng: ItemRNG, settings: CloudSettings
-) -> Tensor:
+def chosen_points(points: Vertices, normals: Vertices, rng: ItemRNG, settings: CloudSettings) -> Tensor:
     """`settings.count` of the points (n, 3) with normals, with the noise, crop and dropped normals of an item.
 
     The order is random. A cloud of fewer points repeats some of them.
