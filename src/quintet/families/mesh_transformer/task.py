@@ -185,7 +185,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         if not sums.get("generated"):
             return metrics
         metrics |= {name: sums[name] / sums["generated"] for name in MEANS if name in sums}
-        metrics["tokens_per_face"] = sums["generated_tokens"] / sums["generated_faces"]
+        if sums.get("generated_faces"):
+            metrics["tokens_per_face"] = sums["generated_tokens"] / sums["generated_faces"]
         return metrics | mean_scores(statistics.rows) | set_metrics(statistics.rows)
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
