@@ -1,4 +1,4 @@
-"""Point clouds as conditioning of the mesh transformer: training, sampling, the coordinates of a scan, invalid input."""
+"""Point clouds as conditioning of the mesh transformer: training, sampling, coordinates of a scan, invalid input."""
 
 from __future__ import annotations
 

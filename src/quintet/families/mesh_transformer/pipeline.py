@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,16 +15,26 @@ from torch import Tensor
 from quintet.common.artifact import Artifact
 from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
+from quintet.data.mesh_points import CloudSettings, chosen_points
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig, MeshTransformerOptions
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates
 from quintet.families.mesh_transformer.model import Generated, MeshTransformer
-from quintet.families.mesh_transformer.scan import Scan, read_scan
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_formats import read_soup
-from quintet.media.mesh_measures import as_triangles, merge_vertices
+from quintet.media.mesh_measures import as_triangles, compare_with_points, merge_vertices
 from quintet.media.mesh_render import contact_sheet
+from quintet.media.points import (
+    MAX_POINTS,
+    Placement,
+    PointCloud,
+    make_cloud,
+    normalise_cloud,
+    read_points,
+    sample_surface,
+    spread,
+)
 from quintet.pipelines.base import Frozen, Tokenizer
 from quintet.pipelines.prompts import Prompts, TextGenerator, check_prompts, sample_record
 from quintet.sampling.autoregressive import Legal, Sampling
@@ -31,6 +42,8 @@ from quintet.sampling.autoregressive import Legal, Sampling
 MESHES_AT_ONCE = 32
 RENDERED = 192
 """Pixels of one mesh in a sheet."""
+MEASURED = 4096
+"""Points of a scan to which the distance of a mesh is measured."""
 
 
 class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
@@ -232,6 +245,40 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         vertices, faces = torch.from_numpy(part.vertices).float(), torch.from_numpy(part.faces)
         codes: Tensor = tokenizer.tokenize(vertices.to(self.device), faces.to(self.device))
         return codes
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A point cloud in the unit box, and where it was."""
+
+    cloud: PointCloud
+    placement: Placement
+
+    def clouds(self, rng: ItemRNG, count: int) -> Tensor:
+        """`count` random points for each item, (items, count, 6)."""
+        items = (ItemRNG(rng.seed, [epoch], [item]) for epoch, item in zip(rng.epochs, rng.items, strict=True))
+        settings = CloudSettings(count)
+        return torch.stack([chosen_points(self.cloud.points, self.cloud.normals, item, settings) for item in items])
+
+    def distance(self, mesh: Mesh) -> float:
+        """The Chamfer distance of a mesh in the unit box, where the longest side of the scan is 1."""
+        rows = spread(len(self.cloud.points), MEASURED)
+        return compare_with_points(mesh, self.cloud.points[rows], self.cloud.normals[rows]).chamfer
+
+
+def read_scan(points: str | Path | Mesh | ArrayLike) -> Scan:
+    """The scan of a file of points or of a mesh, of a mesh, or of an array (n, 3), or (n, 6) with normals."""
+    if isinstance(points, str | Path):
+        cloud = read_points(points)
+    elif isinstance(points, Mesh):
+        cloud = sample_surface(points, MAX_POINTS)
+    else:
+        rows = np.asarray(points, np.float64)
+        if rows.ndim != 2 or rows.shape[1] not in (3, 6):
+            raise UnreadableItem(f"an array of shape {rows.shape} is neither (n, 3) nor (n, 6)")
+        rows = rows[spread(len(rows), MAX_POINTS)]
+        cloud = make_cloud(rows[:, :3], rows[:, 3:] if rows.shape[1] == 6 else None)
+    return Scan(*normalise_cloud(cloud))
 
 
 def _read_part(path: Path, bins: int) -> Mesh:
