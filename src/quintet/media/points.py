@@ -19,7 +19,7 @@ from quintet.errors import UnreadableItem
 from quintet.media.budget import check_memory
 from quintet.media.files import MediaFile, check_file, decoding, media_ref, open_file
 from quintet.media.mesh import LIMIT, Mesh
-from quintet.media.mesh_formats import MAX_BYTES, read_soup
+from quintet.media.mesh_formats import MAX_BYTES, damage, read_soup
 from quintet.media.mesh_measures import corners_of, face_normals, surface_points
 from quintet.media.mesh_ply import Element, read_header
 from quintet.media.mesh_text import Vertices, lines
@@ -68,7 +68,7 @@ class Placement:
 def read_points(path: MediaFile) -> PointCloud:
     """At most `MAX_POINTS` points of a file, in its own coordinates."""
     media = media_ref(path)
-    with decoding(lambda error: None):
+    with decoding(damage):
         size = check_file(media)
         if size > MAX_BYTES:
             raise UnreadableItem(f"{size / 2**20:.0f} MiB, more than {MAX_BYTES // 2**20}; thin out the cloud first")

@@ -161,3 +161,9 @@ def test_points_are_spread_over_any_number_without_repetition() -> None:
         assert len(np.unique(chosen)) == len(chosen) > 0.7 * min(count, 1000)
         assert chosen[-1] < count
         assert np.diff(chosen).max() <= 2 * count / 1000 + 1
+
+
+def test_the_reason_of_a_damaged_file_is_short(tmp_path: Path) -> None:
+    (tmp_path / "a.xyz").write_bytes(b"1 2 3\n" * 20 + b"1 2 " + b"x" * 5000 + b"\n")
+    with pytest.raises(UnreadableItem, match=r"damaged: could not convert .{1,120}$"):
+        read_points(tmp_path / "a.xyz")
