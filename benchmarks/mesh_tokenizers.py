@@ -1,7 +1,7 @@
 """Mesh tokenizers without training: `benchmarks/mesh_tokenizers.py [FOLDER of meshes ...] [--num 1000]`.
 
-Prints, for synthetic solids and for each folder, what a face costs with `coordinates`, with `woven`, and with `woven` if
-a vertex were two tokens, a block of 16 bins a side and the offset in it:
+Prints, for synthetic solids and for each folder, what a face costs with `coordinates`, with `woven`, and with `woven`
+if a vertex were two tokens, a block of 16 bins a side and the offset in it:
 
 - tokens a face;
 - PTME (per-token mesh entropy, 2505.13573), in bits: the entropy of single tokens, times the tokens per coordinate of

@@ -41,6 +41,9 @@ TINY_MESH_TRANSFORMER = (
 )
 """A transformer of a few thousand weights over the coordinates of faces."""
 
+POINTS = ("model.condition=points", "data.point_crop=0.3")
+"""A mesh transformer that is also conditioned on point clouds, with all random choices of these."""
+
 TINY_MULAN = (
     *(
         "--preset",
@@ -408,8 +411,9 @@ CASES: Mapping[str, Case] = {
             "plain": (),
             "flat": ("model.kind=flat", "loss.window_faces=16", "train.grad_accum_steps=2", "optim.name=muon"),
             "woven": ("tokenizer=woven:32", "train.grad_accum_steps=2"),
-            "window": ("loss.window_faces=16", "data.variants=2", "train.grad_accum_steps=2"),
+            "window": ("loss.window_faces=16", "data.variants=2", "train.grad_accum_steps=2", *POINTS),
             "sharded": (
+                *POINTS,
                 "loss.window_faces=16",
                 "train.grad_accum_steps=2",
                 "engine.activation_checkpointing=true",
@@ -421,12 +425,12 @@ CASES: Mapping[str, Case] = {
         resumed=(
             "model.kind=flat loss.window_faces=16",
             "model.dropout=0.1 data.variants=2 optim.name=muon",
-            "model.text=none model.face_buckets=0 loss.window_faces=16",
+            f"model.text=none model.face_buckets=0 loss.window_faces=16 {' '.join(POINTS)}",
             "tokenizer=woven:32 data.variants=2",
         ),
         golden=("eval.num_generated=0",),  # one token that tips over elsewhere makes another mesh
-        on_device=(f"tokenizer={GOLDEN / 'mesh-autoencoder-format-1' / 'hub'}",),
-        samples=(("--text", "a table"), ("--text", "a table", "--mesh", "{face}")),
+        on_device=(f"tokenizer={GOLDEN / 'mesh-autoencoder-format-1' / 'hub'}", *POINTS),
+        samples=(("--text", "a table"), ("--text", "a table", "--mesh", "{face}"), ("--points", "{cloud}")),
         opens_media=False,
     ),
 }

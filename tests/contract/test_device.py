@@ -56,10 +56,14 @@ FACE = "v -0.9 -0.9 -0.9\nv 0.5 -0.9 -0.9\nv -0.9 0.5 -0.9\nf 1 2 3\n"
 def inputs(data: Path, tmp_path: Path) -> dict[str, Path]:
     """Files for the options of `quintet sample`, by the names that the cases use."""
     media = [path for path in sorted(data.rglob("*")) if path.is_file() and path.parent != data]
-    made = {path.stem: tmp_path / path for path in map(Path, ("mask.png", "scenes.txt", "face.obj", "clip.wav"))}
+    made = {
+        path.stem: tmp_path / path
+        for path in map(Path, ("mask.png", "scenes.txt", "face.obj", "cloud.xyz", "clip.wav"))
+    }
     Image.fromarray(np.pad(np.full((16, 16), 255, np.uint8), ((0, 16), (0, 16)))).save(made["mask"])
     made["scenes"].write_text("a red circle\na blue square\n", encoding="utf-8")
     made["face"].write_text(FACE, encoding="utf-8")
+    np.savetxt(made["cloud"], np.random.default_rng(0).normal(size=(300, 3)))
     soundfile.write(made["clip"], np.sin(np.arange(800) / 8), 8000)
     few = tmp_path / "few" / "media"
     few.mkdir(parents=True)

@@ -35,12 +35,13 @@ _JSONL = '{"file_name": "a.png", "text": ["one", "two"], "split": "train", "n": 
 
 
 def main() -> None:
-    for name in ("image", "audio", "video", "mesh", "captions", "metadata", "tar", "parquet", "config"):
+    for name in ("image", "audio", "video", "mesh", "points", "captions", "metadata", "tar", "parquet", "config"):
         (CORPUS / name).mkdir(parents=True, exist_ok=True)
     _images(CORPUS / "image")
     _audio(CORPUS / "audio")
     _videos(CORPUS / "video")
     _meshes(CORPUS / "mesh")
+    _points(CORPUS / "points")
     _texts()
     _shards()
 
@@ -99,6 +100,18 @@ def _meshes(folder: Path) -> None:
     for extension in ("stl", "glb"):
         (folder / f"b.{extension}").write_bytes(solid.export(file_type=extension))
     (folder / "b.ply").write_bytes(solid.export(file_type="ply"))
+
+
+def _points(folder: Path) -> None:
+    rows = [(x / 2, y, z, 0.0, 0.0, 1.0) for x in range(3) for y in range(3) for z in range(3)]
+    names = "".join(f"property float {name}\n" for name in ("x", "y", "z", "nx", "ny", "nz"))
+    header = f"ply\nformat {{}} 1.0\nelement vertex {len(rows)}\n{names}end_header\n"
+    text = "".join(" ".join(map(str, row)) + "\n" for row in rows)
+    (folder / "a.ply").write_text(header.format("ascii") + text)
+    content = header.format("binary_little_endian").encode() + np.array(rows, "<f4").tobytes()
+    (folder / "b.ply").write_bytes(content)
+    (folder / "a.xyz").write_text(f"# a comment\n{text}")
+    (folder / "a.pts").write_text(f"{len(rows)}\n" + "".join(f"{x};{y};{z}\n" for x, y, z, *_ in rows))
 
 
 def _texts() -> None:

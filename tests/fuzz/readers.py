@@ -12,7 +12,7 @@ from quintet import registry
 from quintet.data.index.captions import read_caption
 from quintet.data.index.listing import list_media
 from quintet.errors import UnreadableItem
-from quintet.media import audio, image, mesh, video
+from quintet.media import audio, image, mesh, points, video
 from quintet.media.video_header import Fit
 
 _SIDE = 64
@@ -44,6 +44,10 @@ def read_mesh(path: Path) -> None:
     mesh.read_mesh(path)
 
 
+def read_points(path: Path) -> None:
+    points.normalise_cloud(points.read_points(path))
+
+
 def read_captions(path: Path) -> None:
     for text in read_caption(path):
         text.encode()
@@ -67,6 +71,7 @@ READERS: Mapping[str, Read] = {
     "audio": read_audio,
     "video": read_video,
     "mesh": read_mesh,
+    "points": read_points,
     "captions": read_captions,
     "metadata": read_folder,
     "tar": read_folder,

@@ -105,6 +105,7 @@ def _introduction(name: str, entry: RecipeEntry, schema: type[RunConfig]) -> Ite
         yield from (f"Paper: {title},", f"[arXiv:{number}](https://arxiv.org/abs/{number}).")
     yield f"Background and examples are in the [README of the family](../../src/quintet/families/{family}/README.md)."
     frozen = "".join(f" --{key} RUN" if key == "tokenizer" else f" [--{key} RUN]" for key in schema.FROZEN_KEYS)
+    frozen += f" [--condition {'|'.join(schema.CONDITIONS)}]" if schema.CONDITIONS else ""
     yield from (
         "",
         "```sh",

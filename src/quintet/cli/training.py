@@ -53,7 +53,11 @@ def train(
         str | None, typer.Option(help="Trained base model of a super-resolution model (muse): run or exported folder.")
     ] = None,
     condition: Annotated[
-        str | None, typer.Option(help="Trained mulan whose embeddings condition a soundstorm: run or exported folder.")
+        str | None,
+        typer.Option(
+            help="Conditioning: for a soundstorm a trained mulan (run or exported folder); for a mesh-transformer the "
+            "word `points`, for point clouds of the meshes."
+        ),
     ] = None,
     help: Annotated[
         bool, typer.Option("--help", help="Show this message and exit; with a RECIPE, also list its keys.")
@@ -71,9 +75,11 @@ def train(
     schema = registry.find(recipe).config_class()
     references = {"init": init, "tokenizer": tokenizer, "base": base, "condition": condition}
     frozen = {name: reference for name, reference in references.items() if reference is not None}
+    condition_keys = _condition_keys(schema, frozen.pop("condition")) if condition and schema.CONDITIONS else {}
     for name in frozen:
         if name not in ("init", *schema.FROZEN_KEYS):
-            allowed = " and ".join(f"--{key}" for key in schema.FROZEN_KEYS)
+            keys = [*schema.FROZEN_KEYS, *(["condition"] if schema.CONDITIONS else [])]
+            allowed = " and ".join(f"--{key}" for key in keys)
             taken = f" (it takes {allowed})" if allowed else ""
             raise UsageError(f"'{recipe}' does not take --{name}{taken}")
     if any(reference.startswith(HUB) for reference in frozen.values()):
@@ -81,7 +87,7 @@ def train(
 
         frozen = {name: pinned(reference) for name, reference in frozen.items()}
     path = {} if folder is None else {"data.path": configs.data_path(folder)}
-    changes = {**changes, **frozen, **path}
+    changes = {**condition_keys, **changes, **frozen, **path}
     time = None if budget is None else configs.Budget.of(budget, schema, config, changes)
     if time is not None and preset is None and configs.BUDGET_PRESET in schema.PRESETS:
         preset = configs.BUDGET_PRESET
@@ -104,6 +110,15 @@ def train(
 
     _train(runs.new_trainer(settings, out, budget=time))
     return 0
+
+
+def _condition_keys(schema: type[configs.RunConfig], condition: str) -> Mapping[str, Any]:
+    """The keys that a value of `--condition` stands for, of a recipe whose values are words."""
+    if condition not in schema.CONDITIONS:
+        recipe = schema.model_fields["recipe"].default
+        words = " or ".join(f"--condition {word}" for word in schema.CONDITIONS)
+        raise UsageError(f"'{recipe}' takes {words}, not --condition {condition[:80]}")
+    return schema.CONDITIONS[condition]
 
 
 def resume(

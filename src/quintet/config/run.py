@@ -342,6 +342,8 @@ class RunConfig(Section):
     FROZEN_KEYS: ClassVar[tuple[str, ...]] = ()
     """Keys that name a frozen model which this one uses, such as a tokenizer. A run saves a copy of each in its folder.
     Each has a second key NAME_hash, set when the run starts; weights with another hash are refused later."""
+    CONDITIONS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Values of `--condition` that need no trained model, with the keys that each stands for."""
     TRANSFORMERS: ClassVar[tuple[str, ...]] = ()
     """Model types of `transformers` that the pipeline of this recipe can load from a folder."""
 

@@ -24,6 +24,7 @@ from quintet.data.splits import FolderDataset, Splits, split_folder
 from quintet.errors import UnreadableItem
 from quintet.media import mesh as meshes
 from quintet.media.mesh import Mesh
+from quintet.media.mesh_text import Vertices
 
 SCALES = (0.75, 1.25)
 """Range of the random scale of each axis."""
@@ -93,16 +94,20 @@ def say_large_meshes(splits: Splits) -> None:
 
 def augmented(mesh: Mesh, rng: ItemRNG, bins: int = meshes.BINS) -> Mesh:
     """Scale and shift each axis at random, inside the unit box, then clean and sort the mesh again."""
-    numbers = np.array([[rng.number(f"{what}-{axis}") for axis in "xyz"] for what in ("scale", "shift")])
-    low, high = mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)
-    max_scale = 2 * meshes.LIMIT / np.maximum(high - low, 1e-9)
-    scale = np.minimum(SCALES[0] + (SCALES[1] - SCALES[0]) * numbers[0], max_scale)
-    shift = SHIFT * (2 * numbers[1] - 1)
-    shift = np.clip(shift, -meshes.LIMIT - low * scale, meshes.LIMIT - high * scale)
+    scale, shift = augmentation(mesh.vertices.min(axis=0), mesh.vertices.max(axis=0), rng)
     moved = meshes.clean(Mesh(mesh.vertices * scale + shift, mesh.faces), bins)
     if not len(moved.faces):
         raise UnreadableItem(f"no face of it has an area at {bins} bins a side once it is augmented")
     return meshes.canonical(moved, bins)
+
+
+def augmentation(low: Vertices, high: Vertices, rng: ItemRNG) -> tuple[Vertices, Vertices]:
+    """The scale (3,) and the shift (3,) of a mesh with the corners `low` and `high` of its bounding box."""
+    numbers = np.array([[rng.number(f"{what}-{axis}") for axis in "xyz"] for what in ("scale", "shift")])
+    max_scale = 2 * meshes.LIMIT / np.maximum(high - low, 1e-9)
+    scale = np.minimum(SCALES[0] + (SCALES[1] - SCALES[0]) * numbers[0], max_scale)
+    shift = SHIFT * (2 * numbers[1] - 1)
+    return scale, np.clip(shift, -meshes.LIMIT - low * scale, meshes.LIMIT - high * scale)
 
 
 def mesh_folder_splits(

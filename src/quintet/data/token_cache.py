@@ -179,10 +179,13 @@ class TokenDataset:
     def load(self, item: int, rng: ItemRNG) -> Item:
         if item in self.skipped:
             raise UnreadableItem(self.skipped[item])
-        variant = int(rng.number("variant") * self.variants)
-        codes = self.codes(item)[variant]
+        codes = self.codes(item)[self.variant(rng)]
         value = codes.copy() if _is_vector(codes) else codes[: length(codes)].astype(np.int64)
         return {**self.media.metadata(item), self.field: torch.from_numpy(value)}
+
+    def variant(self, rng: ItemRNG) -> int:
+        """The variant of an item that these random numbers choose."""
+        return int(rng.number("variant") * self.variants)
 
     def lengths(self) -> list[int]:
         """The length of each item, that of its longest variant; 0 if its media cannot be read."""

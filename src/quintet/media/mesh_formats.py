@@ -59,7 +59,7 @@ def read_soup(media: MediaRef, corners: int = 3) -> Soup:
 
     Larger faces are split into triangles. With `corners=4` the file must have quads only.
     """
-    with decoding(_reason):
+    with decoding(damage):
         size = check_file(media)
         if size > MAX_BYTES:
             raise UnreadableItem(f"{size / 2**20:.0f} MiB, more than {MAX_BYTES // 2**20}; reduce the mesh first")
@@ -118,7 +118,8 @@ def _checked(vertices: Vertices, faces: Faces) -> tuple[Vertices, Faces]:
     return vertices, faces
 
 
-def _reason(error: Exception) -> str | None:
+def damage(error: Exception) -> str | None:
+    """The reason of an unexpected error of a parser, in one short line; None for that of any file."""
     if isinstance(error, MemoryError):
         return "not enough memory to read it"
     if isinstance(error, OSError) and error.strerror:

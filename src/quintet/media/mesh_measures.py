@@ -46,8 +46,38 @@ def compare(original: Mesh, other: Mesh, points: int = POINTS, seed: int = 0) ->
 def _one_way(source: Vertices, target: Vertices, points: int, seed: int) -> tuple[float, float]:
     positions, owners = surface_points(source, points, seed)
     distances, nearest = distances_to(positions, target)
-    cosines = np.abs((_normals(source)[owners] * _normals(target)[nearest]).sum(-1))
+    cosines = np.abs((face_normals(source)[owners] * face_normals(target)[nearest]).sum(-1))
     return float(distances.mean()), float(cosines.mean())
+
+
+def compare_with_points(mesh: Mesh, points: Vertices, normals: Vertices, seed: int = 0) -> SurfaceMetrics:
+    """Compare a mesh with points (n, 3) and their normals (n, 3) of a cloud whose longest side counts as 1.
+
+    From the cloud to the surface the distance is exact. From the surface, to the nearest point, it is half the spacing
+    of the points at best. Points with the normal 0 have no say in `normals`.
+    """
+    scale = 1 / max(float(np.ptp(points, axis=0).max()), 1e-12)
+    surface, cloud = corners_of(mesh) * scale, points * scale
+    to_surface, nearest = distances_to(cloud, surface)
+    positions, owners = surface_points(surface, POINTS, seed)
+    to_cloud, closest = _nearest_points(positions, cloud)
+    of_faces = face_normals(surface)
+    pairs = [(normals, of_faces[nearest]), (of_faces[owners], normals[closest])]
+    cosines = [np.abs((ours * theirs).sum(-1)) for ours, theirs in pairs]
+    known = [normals.any(axis=1), normals[closest].any(axis=1)]
+    means = [float(each[mask].mean()) for each, mask in zip(cosines, known, strict=True) if mask.any()]
+    chamfer = (to_surface.mean() + to_cloud.mean()) / 2
+    return SurfaceMetrics(float(chamfer), float(np.mean(means)) if means else float("nan"))
+
+
+def _nearest_points(points: Vertices, cloud: Vertices) -> tuple[Vertices, Faces]:
+    """The distance of each point from the nearest one of a cloud, and the index of that one."""
+    size = max(1, _PAIRS_AT_ONCE // len(cloud))
+    blocks = [points[start : start + size] for start in range(0, len(points), size)]
+    squares = (cloud**2).sum(-1)
+    # Without the square of the point itself, which is the same for the whole cloud.
+    nearest = np.concatenate([(squares - 2 * block @ cloud.T).argmin(axis=1) for block in blocks])
+    return np.linalg.norm(points - cloud[nearest], axis=-1), nearest
 
 
 def surface_points(triangles: Vertices, count: int, seed: int) -> tuple[Vertices, Faces]:
@@ -141,7 +171,8 @@ def _cross_products(triangles: Vertices) -> Vertices:
     return np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
 
 
-def _normals(triangles: Vertices) -> Vertices:
+def face_normals(triangles: Vertices) -> Vertices:
+    """The unit normals `(triangles, 3)` of `(triangles, 3, 3)`; 0 for those without an area."""
     products = _cross_products(triangles)
     normals: Vertices = products / np.maximum(np.linalg.norm(products, axis=-1, keepdims=True), 1e-12)
     return normals

@@ -28,7 +28,9 @@ _BLOCK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class _Property:
+class Property:
+    """A property of an element: a number or a list of each row."""
+
     name: str
     type: str
     count_type: str | None = None
@@ -36,10 +38,12 @@ class _Property:
 
 
 @dataclass(frozen=True, slots=True)
-class _Element:
+class Element:
+    """An element of a header: a table of a file, one after the other."""
+
     name: str
     count: int
-    properties: list[_Property]
+    properties: list[Property]
 
     def position(self, name: str) -> int:
         """The position of a property of an element without lists."""
@@ -73,7 +77,7 @@ class _Content:
 
 
 def read_ply(stream: IO[bytes], held: int) -> tuple[Vertices, list[Faces]]:
-    layout, elements = _parsed_header(_header(stream))
+    layout, elements = read_header(stream)
     content = _Content(held)
     if layout == "ascii":
         rows = (words for line in lines(stream) if (words := line.split()))
@@ -84,6 +88,11 @@ def read_ply(stream: IO[bytes], held: int) -> tuple[Vertices, list[Faces]]:
             _read_binary(stream, element, layout, content)
     content.check()
     return table(content.numbers), content.polygons.arrays()
+
+
+def read_header(stream: IO[bytes]) -> tuple[str, list[Element]]:
+    """`ascii` or the byte order of a binary file, and the elements that follow the header."""
+    return _parsed_header(_header(stream))
 
 
 def _header(stream: IO[bytes]) -> str:
@@ -98,19 +107,18 @@ def _header(stream: IO[bytes]) -> str:
     raise UnreadableItem("truncated: its header has no end")
 
 
-def _parsed_header(text: str) -> tuple[str, list[_Element]]:
-    """`ascii` or the byte order of a binary file, and the elements that follow."""
-    layout, elements = "", list[_Element]()
+def _parsed_header(text: str) -> tuple[str, list[Element]]:
+    layout, elements = "", list[Element]()
     for line in text.splitlines()[1:]:
         match line.split():
             case ["format", name, *_]:
                 layout = {"ascii": "ascii", "binary_little_endian": "<", "binary_big_endian": ">"}[name]
             case ["element", name, count]:
-                elements.append(_Element(name, int(count), []))
+                elements.append(Element(name, int(count), []))
             case ["property", "list", count_type, kind, name]:
-                elements[-1].properties.append(_Property(name, _TYPES[kind], _TYPES[count_type]))
+                elements[-1].properties.append(Property(name, _TYPES[kind], _TYPES[count_type]))
             case ["property", kind, name]:
-                elements[-1].properties.append(_Property(name, _TYPES[kind]))
+                elements[-1].properties.append(Property(name, _TYPES[kind]))
     if not layout or any(element.count < 0 for element in elements):
         raise UnreadableItem("damaged: a PLY header without format, or with negative counts")
     return layout, elements
@@ -119,7 +127,7 @@ def _parsed_header(text: str) -> tuple[str, list[_Element]]:
 # --- text -------------------------------------------------------------------------------------------------------
 
 
-def _read_text(rows: Iterator[list[bytes]], element: _Element, content: _Content) -> None:
+def _read_text(rows: Iterator[list[bytes]], element: Element, content: _Content) -> None:
     axes = [element.position(axis) for axis in "xyz"] if element.name == "vertex" else None
     face_list = element.face_list
     for number in range(element.count):
@@ -134,7 +142,7 @@ def _read_text(rows: Iterator[list[bytes]], element: _Element, content: _Content
             content.check()
 
 
-def _text_list(words: Sequence[bytes], element: _Element, wanted: int) -> list[int]:
+def _text_list(words: Sequence[bytes], element: Element, wanted: int) -> list[int]:
     """One list of a row."""
     position, end = 0, 0
     for each in element.properties[: wanted + 1]:
@@ -148,7 +156,7 @@ def _text_list(words: Sequence[bytes], element: _Element, wanted: int) -> list[i
 # --- bytes ------------------------------------------------------------------------------------------------------
 
 
-def _read_binary(stream: IO[bytes], element: _Element, order: str, content: _Content) -> None:
+def _read_binary(stream: IO[bytes], element: Element, order: str, content: _Content) -> None:
     if not element.properties:
         return
     smallest = sum(np.dtype(each.count_type or each.type).itemsize for each in element.properties)
@@ -168,7 +176,7 @@ def _read_binary(stream: IO[bytes], element: _Element, order: str, content: _Con
         content.check()
 
 
-def _read_lists(stream: IO[bytes], element: _Element, order: str, left: int, content: _Content) -> int:
+def _read_lists(stream: IO[bytes], element: Element, order: str, left: int, content: _Content) -> int:
     """Read rows with lists: many at once if all have the lengths of the first one, as in most files, or else one by
     one. Returns the number of rows."""
     start = stream.tell()
@@ -189,7 +197,7 @@ def _read_lists(stream: IO[bytes], element: _Element, order: str, left: int, con
     return len(rows)
 
 
-def _fixed_rows(stream: IO[bytes], element: _Element, order: str, left: int, lengths: Sequence[int]) -> Any:
+def _fixed_rows(stream: IO[bytes], element: Element, order: str, left: int, lengths: Sequence[int]) -> Any:
     """At most `left` rows whose lists have these lengths; a few at the end of the file, where others may be shorter."""
     parts: list[Any] = []
     for position, (each, length) in enumerate(zip(element.properties, lengths, strict=True)):
@@ -202,7 +210,7 @@ def _fixed_rows(stream: IO[bytes], element: _Element, order: str, left: int, len
     return np.frombuffer(stream.read(row.itemsize * min(left, fitting, max(1, _BLOCK // row.itemsize))), row)
 
 
-def _row(stream: IO[bytes], element: _Element, order: str, content: _Content) -> list[Any]:
+def _row(stream: IO[bytes], element: Element, order: str, content: _Content) -> list[Any]:
     """The lists of one row; a scalar is a list of one."""
     lists = []
     for each in element.properties:

@@ -69,6 +69,24 @@ class MeshTransformerModelConfig(TextConfig):
         le=4096,
         description="Number of buckets of face counts, for conditioning on the face count; 0 disables it.",
     )
+    condition: Literal["none", "points"] = Field(
+        "none",
+        description="Further conditioning: points, a point cloud of the surface with normals (`--condition points`).",
+    )
+    point_latents: int = Field(
+        128,
+        ge=8,
+        le=4096,
+        description="Number of vectors that a point cloud is encoded to, for cross-attention (model.condition=points).",
+    )
+    point_depth: int = Field(
+        4, ge=1, le=64, description="Number of self-attention blocks of the encoder of point clouds."
+    )
+
+    @property
+    def context_dim(self) -> int | None:
+        """Dimension of the vectors for cross-attention; None without conditioning on texts and on points."""
+        return None if self.text == "none" and self.condition == "none" else self.text_dim
 
     open_meshes: bool | None = Field(
         None,
@@ -102,6 +120,29 @@ class MeshTransformerDataConfig(MeshDataConfig):
     allow_missing_captions: bool = Field(
         False, description="Train a text-conditional model even if some items have no caption."
     )
+    num_points: int = Field(
+        2048, ge=16, le=16_384, description="Number of points of a point cloud (model.condition=points)."
+    )
+    point_noise: float = Field(
+        0.01,
+        ge=0,
+        le=0.5,
+        description="Largest standard deviation of the noise on the points of a training cloud, as a fraction of the "
+        "longest side of the unit box; each cloud has a random one up to it.",
+    )
+    point_crop: float = Field(
+        0.0,
+        ge=0,
+        le=0.5,
+        description="Largest fraction of a training cloud that is cut off at a random plane, as in partial scans; each "
+        "cloud loses a random fraction up to it.",
+    )
+    point_normal_drop_prob: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Probability of setting the normals of a training cloud to 0, as in scans without normals.",
+    )
 
 
 class MeshTransformerLossConfig(Section):
@@ -112,6 +153,13 @@ class MeshTransformerLossConfig(Section):
         ge=0,
         lt=1,
         description="Probability of dropping the text of a training item, for classifier-free guidance.",
+    )
+    point_drop_prob: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Probability of dropping the point cloud of a training item, for classifier-free guidance and for "
+        "sampling without points.",
     )
     face_count_drop_prob: float = Field(
         0.5,
@@ -161,6 +209,11 @@ class MeshTransformerSampleConfig(SampleConfig):
 
 
 class MeshTransformerOptions(NegativePromptOptions):
+    points: Path | None = Field(
+        None,
+        description="Point cloud (PLY, or a text of x y z) or mesh file whose surface the meshes follow, for a model "
+        "trained with --condition points; they are written in its coordinates.",
+    )
     mesh: Path | None = Field(
         None, description="Mesh file with the first faces along z, in the box from -1 to 1, of a mesh to complete."
     )
@@ -169,9 +222,14 @@ class MeshTransformerOptions(NegativePromptOptions):
 class MeshTransformerConfig(RunConfig):
     OPTIONS = MeshTransformerOptions
     FROZEN_KEYS = ("tokenizer",)
+    CONDITIONS: ClassVar = {"points": {"model.condition": "points"}}
     PRESETS: ClassVar = {
         "debug": preset(
-            DEBUG_GENERATOR, DEBUG_TEXT, model={"fine_depth": 1}, data={"variants": 1}, sample={"max_faces": 16}
+            DEBUG_GENERATOR,
+            DEBUG_TEXT,
+            model={"fine_depth": 1, "point_latents": 16, "point_depth": 1},
+            data={"variants": 1, "num_points": 256},
+            sample={"max_faces": 16},
         ),
         # For two CPU cores.
         "small": preset(

@@ -17,6 +17,7 @@ from quintet.common.rng import ItemRNG
 from quintet.data.captioned import check_captions
 from quintet.data.mesh import FIELDS as MESH_FIELDS
 from quintet.data.mesh import PythonMeshes, mesh_folder_splits, python_mesh_splits, say_large_meshes
+from quintet.data.mesh_points import CloudSettings, PointClouds, surface_splits
 from quintet.data.python_dataset import Field, Indexable, PythonDataset, caption_of, route, split_object
 from quintet.data.splits import Splits
 from quintet.data.text_embeddings import VECTORS, check_embeddings, collate_embeddings, embedding_of, has_type
@@ -50,6 +51,8 @@ class FaceDataset:
     train: bool
     woven_bins: int | None = None
     """Bins of the tokenizer `woven`; None: the codes are of faces."""
+    points: PointClouds | None = None
+    """For a model that is conditioned on them; the items then also hold `points` (points, 6)."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -58,7 +61,10 @@ class FaceDataset:
         return self.codes.name(self.positions[item])
 
     def load(self, item: int, rng: ItemRNG) -> Item:
-        loaded = self.codes.load(self.positions[item], rng)
+        position = self.positions[item]
+        loaded = self.codes.load(position, rng)
+        if self.points is not None:
+            loaded["points"] = self.points.load(position, rng)
         if self.woven_bins is not None:
             return _woven_item(loaded, self.woven_bins)
         return _window_of(loaded, self.window, self.train, rng)
@@ -172,7 +178,33 @@ def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
         variants=variants,
         workers=config.data.num_workers,
     )
-    return _small_enough_splits(config, codes)
+    if config.model.condition == "none":
+        return _small_enough_splits(config, codes)
+    surfaces = surface_splits(media, config.data.num_points, config.data.cache_dir)
+    return _with_points(config, _small_enough_splits(config, codes), surfaces)
+
+
+def _with_points(config: MeshTransformerConfig, codes: Splits, surfaces: Splits) -> Splits:
+    """The items of `codes` with point clouds from their surfaces."""
+    data = config.data
+    plain = CloudSettings(data.num_points)
+    augmented = CloudSettings(data.num_points, data.point_noise, data.point_crop, data.point_normal_drop_prob)
+
+    def with_points(faces: Dataset, surface: Dataset, settings: CloudSettings = plain) -> FaceDataset:
+        assert isinstance(faces, FaceDataset)
+        assert isinstance(faces.codes, TokenDataset)
+        assert isinstance(surface, TokenDataset)
+        return replace(faces, points=PointClouds(surface, faces.codes, settings))
+
+    extra_splits = {
+        split: with_points(faces, surfaces.extra_splits[split]) for split, faces in codes.extra_splits.items()
+    }
+    return replace(
+        codes,
+        train=with_points(codes.train, surfaces.train, augmented),
+        validation=with_points(codes.validation, surfaces.validation),
+        extra_splits=extra_splits,
+    )
 
 
 def _fresh_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], media: Splits) -> Splits:
@@ -354,6 +386,10 @@ def python_splits(
     """
     first = _check_one_form(route(dataset[0], FIELDS, declared or getattr(dataset, "data_kwargs", None)))
     check_embeddings(first, config.model)
+    if config.model.condition == "points" and ("codes" in first or not cache):
+        raise UsageError(
+            "model.condition=points needs a data set of vertices and faces, whose surfaces are sampled, not of codes"
+        )
     if "codes" in first:
         codes = split_object(dataset, config.data, partial(PythonFaces, model=config.model), validation, declared)
         check_captions(config.model, codes, "meshes", config.data.allow_missing_captions)

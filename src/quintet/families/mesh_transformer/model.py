@@ -1,4 +1,4 @@
-"""`MeshTransformer`: an autoregressive transformer over the tokens of meshes, conditioned on text and face count.
+"""`MeshTransformer`: an autoregressive transformer over the tokens of meshes, conditioned on text, points, face count.
 
 A mesh is a sequence of faces, and a face is `tokens_per_face` codes of a tokenizer. The end token `num_codes` follows
 the last face; it is a target only there, and nothing behind it is.
@@ -33,6 +33,7 @@ from quintet.nn.conditioning import (
     embeddings_as_text,
     make_text_conditioning,
 )
+from quintet.nn.points import PointEncoder
 from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.sampling import autoregressive
 from quintet.sampling.autoregressive import Legal, Rows, Sampling
@@ -150,6 +151,10 @@ class MeshTransformer(Pretrained, nn.Module):
             if table is not None:
                 nn.init.normal_(table.weight, std=EMBEDDING_SCALE)
         self.text_encoder: TextConditioning | None = make_text_conditioning(config)
+        self.point_encoder: PointEncoder | None = None
+        if config.condition == "points":
+            sizes = (config.dim, config.text_dim, config.point_latents, config.point_depth)
+            self.point_encoder = PointEncoder(*sizes, config.heads)
         self.stages: CoarseFine | Flat | Woven = KINDS[config.kind](config, config.tokens_per_face)
         self.to_logits = nn.Linear(config.dim, config.num_codes + 1)
         if isinstance(self.stages, Woven):
@@ -168,6 +173,11 @@ class MeshTransformer(Pretrained, nn.Module):
         """The same for text embeddings (batch, words, vector_dim) with `mask` (batch, words)."""
         prepared = embeddings_as_text(self.text_encoder, vectors, mask, keep)
         return {name: tensor.to(self._device) for name, tensor in prepared.items()}
+
+    def points(self, points: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
+        """Conditioning on point clouds (batch, points, 6); where `keep` (batch,) is False the cloud is dropped."""
+        keep = torch.ones(len(points), dtype=torch.bool) if keep is None else keep
+        return {"points": points.to(self._device), "points_mask": keep.to(self._device)}
 
     def faces(self, counts: Tensor, keep: Tensor | None = None) -> dict[str, Tensor]:
         """Conditioning on face counts (batch,); where `keep` (batch,) is False or the count is 0, it is unknown."""
@@ -262,6 +272,7 @@ class MeshTransformer(Pretrained, nn.Module):
         *,
         negative: str | None = None,
         embeddings: tuple[Tensor, Tensor] | None = None,
+        points: Tensor | None = None,
         face_counts: Sequence[int] | None = None,
         prompts: Sequence[Tensor] | None = None,
         max_faces: int | None = None,
@@ -272,12 +283,18 @@ class MeshTransformer(Pretrained, nn.Module):
         """One mesh per text; an empty text means no text, and a face count of 0 no face count.
 
         `embeddings` are text embeddings (batch, words, vector_dim) and their mask, instead of the texts themselves.
+        `points` are point clouds (batch, points, 6); guidance steers away from a mesh without text and points.
         `prompts` are the tokens that the meshes start with, each (tokens,) or (faces, tokens_per_face), of any length.
         `legal` is the grammar; by default the end token may follow a complete face only. Woven meshes have a grammar of
         their own, in which `holes` allows open edges. Meshes end after `max_faces` faces at the latest.
         """
         tokens, lengths = self._prompts(prompts or [torch.empty(0, dtype=torch.int64)] * len(texts), len(texts))
         cond, uncond = self._encode_prompts(texts, negative, embeddings)
+        if self.point_encoder is not None:
+            uncond = uncond or {}
+        if points is not None:
+            cond |= self.points(points)
+            uncond = {**(uncond or {}), **self.points(points, torch.zeros(len(points), dtype=torch.bool))}
         if face_counts is not None:
             if self.face_counts is None:
                 raise UsageError("this model is not conditioned on face counts (model.face_buckets=0)")
@@ -365,13 +382,22 @@ class MeshTransformer(Pretrained, nn.Module):
     # --- shared -----------------------------------------------------------------------------------------------
 
     def _context(self, conditioning: Conditioning) -> tuple[Tensor | None, Tensor | None]:
-        """The text embeddings (batch, length, text_dim) for cross-attention and their mask; None without text."""
-        if "text" not in conditioning:
-            return None, None
-        if self.text_encoder is None:
-            raise UsageError("this model takes no text (model.text=none)")
-        vectors, mask = self.text_encoder(conditioning["text"], conditioning["text_mask"])
-        return vectors, mask
+        """The text embeddings and the encoded points (batch, length, text_dim) for cross-attention and their mask;
+        None without both."""
+        parts: list[tuple[Tensor, Tensor]] = []
+        if "text" in conditioning:
+            if self.text_encoder is None:
+                raise UsageError("this model takes no text (model.text=none)")
+            parts.append(self.text_encoder(conditioning["text"], conditioning["text_mask"]))
+        if "points" in conditioning:
+            if self.point_encoder is None:
+                raise UsageError("this model takes no points (model.condition=none)")
+            vectors = self.point_encoder(conditioning["points"])
+            parts.append((vectors, conditioning["points_mask"][:, None].expand(vectors.shape[:2])))
+        if len(parts) < 2:
+            return parts[0] if parts else (None, None)
+        contexts, masks = zip(*parts, strict=True)
+        return torch.cat([each.to(contexts[-1].dtype) for each in contexts], dim=1), torch.cat(masks, dim=1)
 
     def _face_count_vectors(self, conditioning: Conditioning, batch: int) -> Tensor:
         """The embedding of the face count of each row, (batch, dim)."""

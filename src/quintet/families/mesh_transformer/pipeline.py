@@ -1,18 +1,22 @@
-"""`MeshTransformerPipeline`: text to mesh."""
+"""`MeshTransformerPipeline`: text and point clouds to meshes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from quintet.common.artifact import Artifact
+from quintet.common.logging import say
 from quintet.common.rng import ItemRNG
+from quintet.data.mesh_points import CloudSettings, chosen_points
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerConfig, MeshTransformerOptions
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates
@@ -20,8 +24,18 @@ from quintet.families.mesh_transformer.model import Generated, MeshTransformer
 from quintet.media.image import write_image
 from quintet.media.mesh import Mesh, canonical, clean, write_mesh
 from quintet.media.mesh_formats import read_soup
-from quintet.media.mesh_measures import as_triangles, merge_vertices
+from quintet.media.mesh_measures import as_triangles, compare_with_points, merge_vertices
 from quintet.media.mesh_render import contact_sheet
+from quintet.media.points import (
+    MAX_POINTS,
+    Placement,
+    PointCloud,
+    make_cloud,
+    normalise_cloud,
+    read_points,
+    sample_surface,
+    spread,
+)
 from quintet.pipelines.base import Frozen, Tokenizer
 from quintet.pipelines.prompts import Prompts, TextGenerator, check_prompts, sample_record
 from quintet.sampling.autoregressive import Legal, Sampling
@@ -29,10 +43,12 @@ from quintet.sampling.autoregressive import Legal, Sampling
 MESHES_AT_ONCE = 32
 RENDERED = 192
 """Pixels of one mesh in a sheet."""
+MEASURED = 4096
+"""Points of a scan to which the distance of a mesh is measured."""
 
 
 class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
-    """Text to mesh; can complete a partial mesh.
+    """Text to mesh; can complete a partial mesh, and follow a point cloud.
 
     (mesh,) = MeshTransformerPipeline.from_pretrained("runs/mesh")(["a tall table"], seed=0)
     write_mesh(mesh, "table.glb")
@@ -63,6 +79,30 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         assert isinstance(transformer, MeshTransformer)
         return transformer
 
+    @property
+    def unconditional(self) -> bool:
+        return not self.takes_text and not self.takes_points
+
+    @property
+    def prompted(self) -> bool:
+        return self.takes_text
+
+    @property
+    def takes_text(self) -> bool:
+        return self.config.model.text != "none"
+
+    @property
+    def takes_points(self) -> bool:
+        return self.config.model.condition == "points"
+
+    @property
+    def guidance_scale(self) -> float:
+        """The guidance scale that the model supports: 1 unless training dropped all that it is conditioned on."""
+        loss = self.config.loss
+        uses = ((self.takes_text, loss.cond_drop_prob), (self.takes_points, loss.point_drop_prob))
+        dropped = [probability > 0 for used, probability in uses if used]
+        return self.config.sample.guidance_scale if dropped and all(dropped) else 1.0
+
     def __call__(
         self,
         prompts: str | Sequence[str] = (),
@@ -71,41 +111,79 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         num: int = 1,
         seed: int = 0,
         mesh: str | Path | None = None,
+        points: str | Path | Mesh | ArrayLike | None = None,
     ) -> list[Mesh]:
         """Meshes, `num` per prompt, with `vertices` in [-1, 1] and triangles as `faces`; nothing is repaired.
 
-        `mesh` is a file with the first faces of all of them, at their position in the box from -1 to 1.
+        `mesh` is a file with the first faces of all of them, at their position in the box from -1 to 1. `points` is
+        what they follow: a file of points or of a mesh, a `Mesh`, or an array (n, 3), or (n, 6) with normals. Then the
+        vertices are in its coordinates.
         """
-        return self._run(Prompts.of(prompts, num, seed), negative_prompt, mesh)[0]
+        scan = None if points is None else self._scan(points)
+        meshes, _ = self._run(Prompts.of(prompts, num, seed), negative_prompt, mesh, scan)
+        return meshes if scan is None else [scan.placement.restored(each) for each in meshes]
 
     def files(self, prompts: Sequence[str], options: MeshTransformerOptions) -> list[Artifact]:
         """Each mesh in two formats, and a sheet of renderings of all meshes."""
         requested = Prompts.of(prompts, options.num, options.seed)
-        meshes, ended = self._run(requested, options.negative_prompt, options.mesh)
-        common = sample_record(self.config.sample, options.seed, negative=options.negative_prompt, mesh=options.mesh)
+        scan = None if options.points is None else self._scan(options.points)
+        meshes, ended = self._run(requested, options.negative_prompt, options.mesh, scan)
+        inputs = {"negative": options.negative_prompt, "mesh": options.mesh, "points": options.points}
+        common = sample_record(self.config.sample, options.seed, **inputs)
         sheet = contact_sheet(meshes, columns=min(8, len(meshes)), size=RENDERED)
         artifacts = [Artifact("sheet.png", partial(write_image, sheet), {"texts": requested.items, **common})]
         for number, (mesh, text) in enumerate(zip(meshes, requested.items, strict=True)):
             metadata = {"text": text, "number": number, "faces": len(mesh.faces), "ended": ended[number], **common}
+            if scan is not None:
+                metadata["chamfer"] = scan.distance(mesh)
+            placed = mesh if scan is None else scan.placement.restored(mesh)
             artifacts += [
-                Artifact(f"{number:03d}.{suffix}", partial(write_mesh, mesh), metadata) for suffix in ("glb", "obj")
+                Artifact(f"{number:03d}.{suffix}", partial(write_mesh, placed), metadata) for suffix in ("glb", "obj")
             ]
         return artifacts
 
-    def _run(self, requested: Prompts, negative: str | None, mesh: str | Path | None) -> tuple[list[Mesh], list[bool]]:
+    def _run(
+        self, requested: Prompts, negative: str | None, mesh: str | Path | None, scan: Scan | None
+    ) -> tuple[list[Mesh], list[bool]]:
         """The meshes, and which of them ended with the end token."""
-        check_prompts(
-            self.config.model, requested.texts, negative, self.config.sample.guidance_scale, self.guidance_scale
-        )
+        self._check_inputs(requested, negative, scan)
         meshes: list[Mesh] = []
         ended: list[bool] = []
         with self.inference():
             part = None if mesh is None else self._encode_part(Path(mesh))
             for texts, rng in requested.batches(MESHES_AT_ONCE):
-                generated = self.generate(texts, rng, negative, part, self.grammar())
+                points = None if scan is None else scan.clouds(rng, self.config.data.num_points)
+                generated = self.generate(texts, rng, negative, part, self.grammar(), points=points)
                 meshes += self.decode(generated.rows)
                 ended += generated.ended.tolist()
         return meshes, ended
+
+    def _check_inputs(self, requested: Prompts, negative: str | None, scan: Scan | None) -> None:
+        scale = self.config.sample.guidance_scale
+        loss = self.config.loss
+        text_scale = scale if self.takes_text and loss.cond_drop_prob > 0 else 1.0
+        check_prompts(self.config.model, requested.texts, negative, scale, text_scale)
+        if not self.takes_points:
+            return
+        if scan is None and loss.point_drop_prob == 0:
+            raise UsageError("this model was trained with a point cloud for every mesh; set --points FILE")
+        if scan is not None and scale != 1 and loss.point_drop_prob == 0:
+            say("warning: generating without guidance, because the model was trained with loss.point_drop_prob=0")
+
+    def _scan(self, points: str | Path | Mesh | ArrayLike) -> Scan:
+        """The cloud that meshes follow."""
+        if not self.takes_points:
+            raise UsageError("this model takes no points; --points needs a model trained with --condition points")
+        name = f"--points {points}" if isinstance(points, str | Path) else "points"
+        try:
+            scan = read_scan(points)
+        except UnreadableItem as problem:
+            raise UsageError(f"{name}: {problem}") from None
+        if not scan.cloud.has_normals:
+            known = self.config.data.point_normal_drop_prob > 0
+            hint = "" if known else ", unlike all clouds of its training (data.point_normal_drop_prob=0)"
+            say(f"{name} has no normals; the model gets its points without them{hint}")
+        return scan
 
     def generate(
         self,
@@ -115,18 +193,21 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
         part: Tensor | None = None,
         legal: Legal | None = None,
         embeddings: tuple[Tensor, Tensor] | None = None,
+        points: Tensor | None = None,
     ) -> Generated:
         """Codes of one batch of texts, or of text embeddings, with the random numbers of its items.
 
-        `part` (faces, tokens_per_face) are the codes that all meshes start with.
+        `points` (batch, points, 6) are the point clouds of its items, in the unit box. `part` (faces, tokens_per_face)
+        are the codes that all meshes start with.
         """
         config = self.config.sample
         return self.transformer.generate(
-            [""] * len(texts) if self.unconditional else texts,
+            texts if self.takes_text else [""] * len(texts),
             rng,
             Sampling(config.temperature, config.top_k, config.top_p, self.guidance_scale),
             negative=negative,
             embeddings=embeddings,
+            points=points,
             face_counts=[config.faces] * len(texts) if config.faces else None,
             prompts=None if part is None else [part] * len(texts),
             max_faces=config.max_faces,
@@ -183,6 +264,40 @@ def _with_kind(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> Mesh
     if config.loss.window_faces is not None:
         raise UsageError("loss.window_faces cuts meshes between faces; leave it out with --tokenizer woven")
     return config.changed({"model.kind": "woven"})
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A point cloud in the unit box, and where it was."""
+
+    cloud: PointCloud
+    placement: Placement
+
+    def clouds(self, rng: ItemRNG, count: int) -> Tensor:
+        """`count` random points for each item, (items, count, 6)."""
+        items = (ItemRNG(rng.seed, [epoch], [item]) for epoch, item in zip(rng.epochs, rng.items, strict=True))
+        settings = CloudSettings(count)
+        return torch.stack([chosen_points(self.cloud.points, self.cloud.normals, item, settings) for item in items])
+
+    def distance(self, mesh: Mesh) -> float:
+        """The Chamfer distance of a mesh in the unit box, where the longest side of the scan is 1."""
+        rows = spread(len(self.cloud.points), MEASURED)
+        return compare_with_points(mesh, self.cloud.points[rows], self.cloud.normals[rows]).chamfer
+
+
+def read_scan(points: str | Path | Mesh | ArrayLike) -> Scan:
+    """The scan of a file of points or of a mesh, of a mesh, or of an array (n, 3), or (n, 6) with normals."""
+    if isinstance(points, str | Path):
+        cloud = read_points(points)
+    elif isinstance(points, Mesh):
+        cloud = sample_surface(points, MAX_POINTS)
+    else:
+        rows = np.asarray(points, np.float64)
+        if rows.ndim != 2 or rows.shape[1] not in (3, 6):
+            raise UnreadableItem(f"an array of shape {rows.shape} is neither (n, 3) nor (n, 6)")
+        rows = rows[spread(len(rows), MAX_POINTS)]
+        cloud = make_cloud(rows[:, :3], rows[:, 3:] if rows.shape[1] == 6 else None)
+    return Scan(*normalise_cloud(cloud))
 
 
 def _read_part(path: Path, bins: int) -> Mesh:

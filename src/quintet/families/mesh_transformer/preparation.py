@@ -22,6 +22,7 @@ class MeshTransformerPreparation:
 
     - `keep_text` (batch,): False where the text is dropped; `text` and `text_mask` of a text encoder that needs no
       weights to prepare texts;
+    - `keep_points` (batch,): False where the point cloud is dropped, if there are any;
     - `face_buckets` (batch,): the conditioning on the face count, if the model has it;
     - `predicted_tokens`, `predicted_faces` and `targets` of `Targets`.
     """
@@ -45,6 +46,8 @@ class MeshTransformerPreparation:
         }
         if states is None and targets.positions.states is not None:
             fields["states"] = targets.positions.states
+        if "points" in batch:
+            fields["keep_points"] = rng.uniform("keep points") >= self.loss.point_drop_prob
         if self.model.face_buckets:
             keep = rng.uniform("keep faces") >= self.loss.face_count_drop_prob
             fields["face_buckets"] = face_buckets(self.model, batch["faces"], keep)

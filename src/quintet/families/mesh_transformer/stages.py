@@ -20,14 +20,14 @@ from quintet.nn.transformer import Transformer
 
 
 def text_transformer(config: MeshTransformerModelConfig, max_length: int) -> Transformer:
-    """A causal transformer over up to `max_length` positions, with cross-attention to the text."""
+    """A causal transformer over up to `max_length` positions, with cross-attention to the conditioning."""
     head_dim = config.dim // config.heads
     return Transformer(
         config.dim,
         config.depth,
         config.heads,
         head_dim,
-        context_dim=None if config.text == "none" else config.text_dim,
+        context_dim=config.context_dim,
         dropout=config.dropout,
         causal=True,
         positions=Rotary((max_length,), head_dim),

@@ -24,11 +24,20 @@ from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformer
 from quintet.families.mesh_transformer.preparation import MeshTransformerPreparation, targets_of
 from quintet.media.image import write_image
 from quintet.media.mesh import EXTENSIONS, Mesh, write_mesh
-from quintet.media.mesh_measures import compare_sets, is_valid, is_watertight, point_cloud
+from quintet.media.mesh_measures import (
+    compare,
+    compare_sets,
+    compare_with_points,
+    is_valid,
+    is_watertight,
+    point_cloud,
+)
 from quintet.media.mesh_render import contact_sheet
+from quintet.media.mesh_topology import count_components, has_crossing_faces, is_manifold
 from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.nn.chunked_loss import ChunkedLoss, chunk_size
 from quintet.nn.losses import code_losses, token_losses
+from quintet.nn.points import CHANNELS
 from quintet.nn.preparation import has_texts
 from quintet.nn.text import mask_dropped
 from quintet.pipelines.base import Frozen, as_tokenizer
@@ -37,6 +46,11 @@ from quintet.training.maskgit_task import mean_loss
 from quintet.training.phase import Loss, Modules, Output, Phase
 from quintet.training.task import EXAMPLE_CAPTION, Task, Traits
 
+DISTANCES = tuple(
+    f"{of}{name}" for of in ("", "points_", "points_reconstruction_") for name in ("chamfer", "normal_consistency")
+)
+MEANS = ("valid", "watertight", "manifold", "ended", "self_intersecting", "components", *DISTANCES)
+"""Metrics that are means over the generated meshes."""
 MESH_FILES = 8
 """Pairs of meshes that are written as files, in addition to the sheet of all."""
 
@@ -87,13 +101,17 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         codes = torch.zeros(window, per_face, dtype=torch.long)
         if self.config.model.kind == "woven":
             codes = torch.zeros(2 * faces + WOVEN_TOKENS, 1, dtype=torch.long)  # as many as a closed mesh has
-        return {"codes": codes, "faces": faces, "begins": True, "ends": True, "texts": EXAMPLE_CAPTION}
+        has_points = self.transformer.point_encoder is not None
+        points = {"points": torch.zeros(self.config.data.num_points, CHANNELS)} if has_points else {}
+        return {"codes": codes, "faces": faces, "begins": True, "ends": True, "texts": EXAMPLE_CAPTION, **points}
 
     # --- training ---------------------------------------------------------------------------------------------
 
     def forward(self, modules: Modules, batch: Batch, step: int) -> Output:
         batch = batch.prepared(self.prepare)
         conditioning = self._prepared_texts(batch)
+        if "points" in batch:
+            conditioning |= self.transformer.points(batch["points"], batch["keep_points"])
         if "face_buckets" in batch:
             conditioning["faces"] = batch["face_buckets"]
         targets = targets_of(batch)
@@ -118,11 +136,13 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         texts = self.transformer.texts(batch["texts"])
         return {**texts, "text_mask": mask_dropped(texts["text_mask"], batch["keep_text"])}
 
-    def _texts(self, batch: Batch) -> dict[str, Tensor]:
+    def _conditioning(self, batch: Batch) -> dict[str, Tensor]:
+        """The texts and points of a batch, of which none is dropped."""
+        points = self.transformer.points(batch["points"]) if "points" in batch else {}
         embeddings = self._embeddings(batch)
         if embeddings is not None:
-            return self.transformer.text_vectors(*embeddings)
-        return self.transformer.texts(batch["texts"], has_texts(batch))
+            return self.transformer.text_vectors(*embeddings) | points
+        return self.transformer.texts(batch["texts"], has_texts(batch)) | points
 
     def _embeddings(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         is_used = "vectors" in batch and self.config.model.text != "none"
@@ -145,8 +165,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
     # --- validation -------------------------------------------------------------------------------------------
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
-        """Loss and accuracy of all tokens, conditioned on the text but not on the face count, as in generation."""
-        logits, targets = self._predicted(modules, batch, self._texts(batch)).values()
+        """Loss and accuracy of all tokens, conditioned on text and points but not on face counts, as in generation."""
+        logits, targets = self._predicted(modules, batch, self._conditioning(batch)).values()
         return Statistics(
             {
                 "loss": F.cross_entropy(logits, targets, reduction="sum"),
@@ -156,14 +176,18 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         )
 
     def measure_generated(self, modules: Modules, batch: Batch, split: str) -> Statistics:
-        """Validity, scores by the judge, and set metrics of meshes generated from captions without a grammar."""
+        """Defects, scores by the judge, and set metrics of meshes generated from captions and points without a grammar;
+        with points also their distance from the points and from the mesh that these belong to."""
         if split != "validation":
             return Statistics()
         pipeline: MeshTransformerPipeline = self.pipeline(modules)
-        generated = pipeline.generate(batch["texts"], batch.rng, embeddings=self._embeddings(batch))
+        generated = pipeline.generate(
+            batch["texts"], batch.rng, embeddings=self._embeddings(batch), points=_points(batch)
+        )
         meshes, real = pipeline.decode(generated.rows), _reconstruct(pipeline, batch)
-        sums = {"generated": torch.tensor(float(len(meshes)), dtype=torch.float64)}
-        sums |= validity_sums(meshes, generated.ended.tolist())
+        sums = validity_sums(meshes, generated.ended.tolist()) | size_sums(meshes, generated.rows)
+        if "points" in batch:
+            sums |= distance_sums(meshes, real, batch["points"])
         judge = judge_of(batch, split)
         rows = {} if judge is None else judged_rows(judge, batch, split, meshes, real)
         return Statistics(sums, {"generated": point_clouds(meshes), "real": point_clouds(real), **rows})
@@ -178,7 +202,9 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         }
         if not sums.get("generated"):
             return metrics
-        metrics |= {name: sums[name] / sums["generated"] for name in ("valid", "watertight", "ended")}
+        metrics |= {name: sums[name] / sums["generated"] for name in MEANS if name in sums}
+        if sums.get("generated_faces"):
+            metrics["tokens_per_face"] = sums["generated_tokens"] / sums["generated_faces"]
         return metrics | mean_scores(statistics.rows) | set_metrics(statistics.rows)
 
     def sample(self, modules: Modules, batch: Batch) -> list[Artifact]:
@@ -186,13 +212,20 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         files."""
         pipeline: MeshTransformerPipeline = self.pipeline(modules)
         codes = pipeline.generate(
-            batch["texts"], batch.rng, legal=pipeline.grammar(), embeddings=self._embeddings(batch)
+            batch["texts"],
+            batch.rng,
+            legal=pipeline.grammar(),
+            embeddings=self._embeddings(batch),
+            points=_points(batch),
         )
         generated = pipeline.decode(codes.rows)
         reconstructions = _reconstruct(pipeline, batch)
         pairs = [mesh for pair in zip(reconstructions, generated, strict=True) for mesh in pair]
         sheet = contact_sheet(pairs, columns=8, size=RENDERED)
-        metadata = {"columns": "reconstruction, made from its caption", "texts": list(batch["texts"])}
+        metadata = {
+            "columns": f"reconstruction, made from its {'points' if 'points' in batch else 'caption'}",
+            "texts": list(batch["texts"]),
+        }
         artifacts = [Artifact("made.png", partial(write_image, sheet), metadata, torch.from_numpy(sheet))]
         for number, (text, pair) in enumerate(
             zip(batch["texts"], zip(reconstructions, generated, strict=True), strict=True)
@@ -210,14 +243,55 @@ def _reconstruct(pipeline: MeshTransformerPipeline, batch: Batch) -> list[Mesh]:
     return pipeline.decode([codes.to(device) for codes in full])
 
 
+def _points(batch: Batch) -> Tensor | None:
+    return batch.fields.get("points")
+
+
 def validity_sums(meshes: Sequence[Mesh], ended: Sequence[bool]) -> dict[str, Tensor]:
-    """The numbers of valid, watertight and ended meshes as generated; one without an end token counts as invalid."""
-    results = {
-        "valid": [end and is_valid(mesh) for mesh, end in zip(meshes, ended, strict=True)],
-        "watertight": [end and is_watertight(mesh) for mesh, end in zip(meshes, ended, strict=True)],
-        "ended": list(ended),
-    }
-    return {name: torch.tensor(float(sum(values)), dtype=torch.float64) for name, values in results.items()}
+    """The numbers of meshes with these properties as generated; one without an end token counts as invalid."""
+    complete = [mesh for mesh, end in zip(meshes, ended, strict=True) if end]
+    return _sums(
+        {
+            "generated": len(meshes),
+            "valid": sum(map(is_valid, complete)),
+            "watertight": sum(map(is_watertight, complete)),
+            "manifold": sum(map(is_manifold, complete)),
+            "ended": sum(ended),
+        }
+    )
+
+
+def size_sums(meshes: Sequence[Mesh], rows: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The number of meshes with crossing faces, and the sums of their parts, faces and tokens; `rows` are the codes."""
+    return _sums(
+        {
+            "self_intersecting": sum(map(has_crossing_faces, meshes)),
+            "components": sum(map(count_components, meshes)),
+            "generated_faces": sum(len(mesh.faces) for mesh in meshes),
+            "generated_tokens": sum(row.numel() for row in rows),
+        }
+    )
+
+
+def distance_sums(meshes: Sequence[Mesh], real: Sequence[Mesh], points: Tensor) -> dict[str, Tensor]:
+    """Chamfer distances and normal consistencies: of the meshes from the real surfaces, and from the point clouds
+    (batch, points, 6) that they were made from; and of the real meshes from the clouds, the best that can be reached.
+    """
+    clouds = points.double().cpu().numpy()
+    to_surface = np.array([compare(theirs, ours) for ours, theirs in zip(meshes, real, strict=True)])
+    to_points, best = (
+        np.array(
+            [compare_with_points(mesh, cloud[:, :3], cloud[:, 3:]) for mesh, cloud in zip(each, clouds, strict=True)]
+        )
+        for each in (meshes, real)
+    )
+    found = {"": to_surface, "points_": to_points, "points_reconstruction_": best}
+    names = ("chamfer", "normal_consistency")
+    return _sums({f"{of}{name}": values[:, at].sum() for of, values in found.items() for at, name in enumerate(names)})
+
+
+def _sums(values: Mapping[str, float]) -> dict[str, Tensor]:
+    return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in values.items()}
 
 
 def point_clouds(meshes: Sequence[Mesh]) -> Tensor:
