@@ -50,7 +50,7 @@ def measure(setting: str) -> None:
         loss = mean_loss(losses(logits, targets), logits.argmax(-1) == targets)
     else:
         loss = mean_loss(*ChunkedLoss(losses, (targets,), size)(hidden, head))
-    loss.value.backward()
+    loss.value.backward()  # type: ignore[no-untyped-call]
     print(f"| {setting} | {(peak() - before) / 1e6:,.0f} MB | {time.process_time() - began:.1f} s |")
 
 
