@@ -138,6 +138,7 @@ bench-overhead: setup
 	$(BIN)/python benchmarks/overhead.py
 
 bench-saving: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/saving.py --waiting
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/saving.py
 
 bench-mfu: setup

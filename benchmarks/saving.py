@@ -5,6 +5,9 @@ for the disk. The trainings save every 20 steps, which gives more samples. The c
 that it ends and of the nine steps after it, each the median over all saves, minus ten times the median of the other
 steps; it is divided by 50 of those. `checkpoint.background=false` and `true` take turns; `--before SRC` adds the source
 of an earlier revision.
+
+On a machine with other work, the steps beside a save vary more than a save costs. `--waiting` measures only how long
+the loop waits in a save: one process, both modes in turn, medians.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,7 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=["muse", "vqgan"])
     parser.add_argument("--saves", type=int, default=15, help="saves that are timed in a training")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--waiting", action="store_true", help="measure only how long the loop waits in a save")
     parser.add_argument("--before", type=Path, help="folder `src` of an earlier revision")
     parser.add_argument("--train", nargs=4, help=argparse.SUPPRESS)  # recipe, data, tokenizer, out
     parser.add_argument("keys", nargs="*", help=argparse.SUPPRESS)
@@ -40,7 +45,10 @@ def main() -> None:
     if arguments.train:
         print(json.dumps(train(arguments.train, (arguments.saves + 1) * EVERY + BESIDE, arguments.keys)))
         return
-    compare(arguments)
+    if arguments.waiting:
+        compare_waiting(arguments)
+    else:
+        compare(arguments)
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -67,6 +75,39 @@ def compare(arguments: argparse.Namespace) -> None:
                 print(f"  {side:20} {cost(found)}", flush=True)
 
 
+def compare_waiting(arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        folder = Path(name).resolve()
+        data, tokenizer = prepare(folder, Path(__file__).parents[1] / "src")
+        for recipe in arguments.recipes:
+            words = [recipe, str(data), str(tokenizer), str(folder / recipe)]
+            trainer = trainer_of(words, 1000, [])
+            steps = [timed(trainer.train_step) for _ in range(6)][1:]
+            waits: dict[str, list[float]] = {mode: [] for mode in MODES}
+            for number in range(2 * arguments.saves):
+                mode = list(MODES)[number % 2]
+                background = {"checkpoint.background": mode == "in the background"}
+                trainer.state.task.config = trainer.config.changed(background)
+                trainer.state.progress.step += 1
+                waits[mode].append(timed(trainer.saver.save))
+                trainer.saver.finish()
+            trainer.close()
+            step = statistics.median(steps)
+            print(f"{recipe}: a step takes {step * 1000:.0f} ms, {arguments.saves} saves in each mode")
+            for mode, found in waits.items():
+                wait = statistics.median(found)
+                print(
+                    f"  {mode:20} waits {wait * 1000:.0f} ms, {wait / (INTERVAL * step):.2%} of {INTERVAL} steps",
+                    flush=True,
+                )
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
 def prepare(folder: Path, source: Path) -> tuple[Path, Path]:
     """Images, and a tokenizer of a few steps: its codes cost as much as those of a trained one."""
     from quintet.synthetic.shapes import make_shapes
@@ -79,20 +120,22 @@ def prepare(folder: Path, source: Path) -> tuple[Path, Path]:
 
 def train(words: list[str], steps: int, keys: list[str]) -> list[float]:
     """Train; returns the time at the end of every step."""
-    recipe, data, tokenizer, out = words
-    from quintet import config, runs
-    from quintet.registry import find
-
-    frozen = {"tokenizer": tokenizer} if recipe == "muse" else {"loss.discriminator_start": 0}
-    given: dict[str, Any] = {key: json.loads(value) for key, _, value in (each.partition("=") for each in keys)}
-    overrides = {**QUIET, "data.path": data, "train.steps": steps, "log.every": 20, **frozen, **given}
-    trainer = runs.new_trainer(
-        config.build(find(recipe).config_class(), preset="small", overrides=overrides), Path(out)
-    )
+    trainer = trainer_of(words, steps, keys)
     times: list[float] = []
     trainer.train(lambda logs: times.append(time.perf_counter()))
     trainer.close()
     return times
+
+
+def trainer_of(words: list[str], steps: int, keys: list[str]) -> Any:
+    from quintet import config, runs
+    from quintet.registry import find
+
+    recipe, data, tokenizer, out = words
+    frozen = {"tokenizer": tokenizer} if recipe == "muse" else {"loss.discriminator_start": 0}
+    given: dict[str, Any] = {key: json.loads(value) for key, _, value in (each.partition("=") for each in keys)}
+    overrides = {**QUIET, "data.path": data, "train.steps": steps, "log.every": 20, **frozen, **given}
+    return runs.new_trainer(config.build(find(recipe).config_class(), preset="small", overrides=overrides), Path(out))
 
 
 def child(source: Path, words: list[str]) -> list[float]:
