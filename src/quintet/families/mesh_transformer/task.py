@@ -277,7 +277,7 @@ def distance_sums(meshes: Sequence[Mesh], real: Sequence[Mesh], points: Tensor) 
     """Chamfer distances and normal consistencies: of the meshes from the real surfaces, and from the point clouds
     (batch, points, 6) that they were made from; and of the real meshes from the clouds, the best that can be reached.
     """
-    clouds = points.double().cpu().numpy()
+    clouds = points.cpu().double().numpy()
     to_surface = np.array([compare(theirs, ours) for ours, theirs in zip(meshes, real, strict=True)])
     to_points, best = (
         np.array(
