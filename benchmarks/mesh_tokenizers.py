@@ -133,17 +133,19 @@ def compressed_bits(rows: Sequence[Sequence[int]]) -> int:
 def measure_time() -> None:
     sphere = trimesh.creation.icosphere(4)
     mesh = canonical(clean(Mesh(sphere.vertices * 0.98, sphere.faces), 1024), 1024)
-    positions, encode, decode = quantise(mesh.vertices, 1024), [], []
+    positions = quantise(mesh.vertices, 1024)
+    encode: list[float] = []
+    decode: list[float] = []
     for _ in range(7):
         start = time.process_time()
         tokens = weave(positions, mesh.faces, 1024)
         middle = time.process_time()
         unweave(tokens, 1024)
-        encode, decode = [*encode, middle - start], [*decode, time.process_time() - middle]
-    print(
-        f"\n{len(mesh.faces)} faces, 1,024 bins: encode {np.median(encode):.3f} s, decode {np.median(decode):.3f} s, "
-    )
-    print(f"{len(tokens) / len(mesh.faces):.2f} tokens a face")
+        encode.append(middle - start)
+        decode.append(time.process_time() - middle)
+    per_face = len(tokens) / len(mesh.faces)
+    print(f"\n{len(mesh.faces)} faces, 1,024 bins: {per_face:.2f} tokens a face, CPU seconds:")
+    print(f"encode {np.median(encode):.3f}, decode {np.median(decode):.3f}")
 
 
 if __name__ == "__main__":
