@@ -64,7 +64,6 @@ WRONG: dict[str, tuple[Sequence[str], str]] = {
     "no number": (("muse", "--price-per-hour", "nan"), "--price-per-hour nan must be a number of 0 or more"),
     "preset": (("muse", "--preset", "huge"), "huge"),
     "no weights": (("mesh-autoencoder", "model.kind=coordinates"), "has no weights to train with these keys"),
-    "muon and FSDP": (("muse", "--preset", "debug", "engine.fsdp=true", "optim.name=muon"), "optim.name=muon needs"),
     "batch": (("mulan", "--preset", "debug", "train.batch_size=1"), "needs train.batch_size of at least 2"),
     "key": (("muse", "model.dimm=3"), "model.dimm"),
 }

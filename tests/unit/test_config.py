@@ -110,10 +110,12 @@ def vqgan_configs(draw: st.DrawFn) -> VQGanConfig:
     sides = st.integers(1, 40).map(lambda codes: codes * factor)
     tree["model"]["layers"] = factor.bit_length() - 1
     tree["model"]["image_size"] = draw(sides | st.tuples(sides, sides))
+    tree["model"]["pretrained_config"] = draw(st.sampled_from([None, "{}"]))
     ends = draw(st.lists(st.integers(0, 2**40), unique=True).map(sorted))
     tree["optim"]["decay_extensions"] = [*pairwise(ends)]
     tree["optim"]["amsgrad"] &= tree["optim"]["name"] in ("adam", "adamw")
-    tree["train"]["batch_size"] = tree["train"]["grad_accum_steps"] * draw(st.integers(1, 64))
+    micro_batches = tree["train"]["grad_accum_steps"]
+    tree["train"]["batch_size"] = (1 if micro_batches == "auto" else micro_batches) * draw(st.integers(1, 64))
     return configs.validate(VQGanConfig, tree)
 
 
