@@ -507,7 +507,25 @@ def test_a_resumed_run_may_change_other_keys() -> None:
     assert configs.differences(old, old.changed(allowed)).keys() == allowed.keys()
 
 
-OTHER_VALUES = (None, False, True, 1, 2, 3, 8, 16, 32, 0.25, "changed", [0.1, 0.2], [], [[1, 2]], ["a"], [["a", 0.5]])
+OTHER_VALUES = (
+    None,
+    False,
+    True,
+    1,
+    2,
+    3,
+    8,
+    16,
+    32,
+    0.25,
+    "changed",
+    "{}",
+    [0.1, 0.2],
+    [],
+    [[1, 2]],
+    ["a"],
+    [["a", 0.5]],
+)
 
 
 def with_another_value(config: RunConfig, key: str) -> RunConfig | None:
