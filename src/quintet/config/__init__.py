@@ -12,8 +12,16 @@ from quintet.config.data import (
 )
 from quintet.config.options import GenerateOptions, NegativePromptOptions
 from quintet.config.run import (
-    LOGIT_CHUNK,
     RESUMABLE,
+    RunConfig,
+    build,
+    describe,
+    differences,
+    refuse_changes,
+)
+from quintet.config.section import Section, keys, migrated, unknown_key, validate
+from quintet.config.sections import (
+    LOGIT_CHUNK,
     CheckpointConfig,
     EMAConfig,
     EngineConfig,
@@ -23,15 +31,9 @@ from quintet.config.run import (
     OptimConfig,
     OptimizerConfig,
     PhaseOptimConfig,
-    RunConfig,
     SampleConfig,
     TrainConfig,
-    build,
-    describe,
-    differences,
-    refuse_changes,
 )
-from quintet.config.section import Section, keys, migrated, unknown_key, validate
 from quintet.config.tree import (
     Tree,
     data_path,
