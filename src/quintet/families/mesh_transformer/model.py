@@ -206,14 +206,12 @@ class MeshTransformer(Pretrained, nn.Module):
             context,
             context_mask,
         )
-        states = targets.positions.states
-        if states is not None:
-            states = states.flatten(0, 1).index_select(0, targets.positions.tokens)
+        tokens, _, states = targets.positions
+        states = None if states is None else states.flatten(0, 1).index_select(0, tokens)
         return Predicted(self.token_logits(vectors, states), targets.codes)
 
     def token_logits(self, vectors: Tensor, states: Tensor | None = None) -> Tensor:
-        """Logits (positions, num_codes + 1) of output vectors (positions, dim), and of woven meshes the states there,
-        (positions, FEATURES)."""
+        """Logits (positions, num_codes + 1) of vectors (positions, dim); woven: and states (positions, FEATURES)."""
         logits: Tensor = self.to_logits(vectors)
         if states is None or not isinstance(self.stages, Woven):
             return logits
