@@ -292,6 +292,7 @@ MESH_TRANSFORMER = Stage(
     keys=lambda steps, num_judged: (
         "data.augment=false",
         "model.text=words",
+        "sample.temperature=0.7",
         f"eval.num_generated={num_judged}",
         f"ema.decay={ema_decay(steps)}",
         *ALL_CORES,

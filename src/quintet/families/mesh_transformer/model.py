@@ -42,11 +42,8 @@ from quintet.sampling.guidance import encode_prompts
 PADDING = -1
 """Padding value of codes; the model ignores the values of padding."""
 
-KINDS: dict[str, type[CoarseFine] | type[Flat] | type[Woven]] = {
-    "coarse_fine": CoarseFine,
-    "flat": Flat,
-    "woven": Woven,
-}
+Kind = type[CoarseFine] | type[Flat] | type[Woven]
+KINDS: dict[str, Kind] = {"coarse_fine": CoarseFine, "flat": Flat, "woven": Woven}
 
 
 class Predicted(NamedTuple):
@@ -105,10 +102,9 @@ def find_targets(
     after = torch.arange(faces + 1, device=codes.device) == lengths[:, None]
     loss_mask[:, :, 0] |= after & ends[:, None]
     positions = KINDS[config.kind].positions(loss_mask)
-    if config.kind == "woven":
-        known = states_of(codes, lengths, end_id - NUM_OPERATIONS) if states is None else states
-        positions = positions._replace(states=known)
-    return Targets(positions, targets[loss_mask])
+    if config.kind == "woven" and states is None:
+        states = states_of(codes, lengths, end_id - NUM_OPERATIONS)
+    return Targets(positions._replace(states=states), targets[loss_mask])
 
 
 def face_buckets(config: MeshTransformerModelConfig, counts: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -226,14 +222,12 @@ class MeshTransformer(Pretrained, nn.Module):
         if loss is not None:
             losses: PositionLosses = loss(vectors, self.to_logits)
             return losses
-        states = targets.positions.states
-        if states is not None:
-            states = states.flatten(0, 1).index_select(0, targets.positions.tokens)
+        tokens, _, states = targets.positions
+        states = None if states is None else states.flatten(0, 1).index_select(0, tokens)
         return Predicted(self.token_logits(vectors, states), targets.codes)
 
     def token_logits(self, vectors: Tensor, states: Tensor | None = None) -> Tensor:
-        """Logits (positions, num_codes + 1) of output vectors (positions, dim), and of woven meshes the states there,
-        (positions, FEATURES)."""
+        """Logits (positions, num_codes + 1) of vectors (positions, dim); woven: and states (positions, FEATURES)."""
         logits: Tensor = self.to_logits(vectors)
         if states is None or not isinstance(self.stages, Woven):
             return logits
@@ -246,8 +240,7 @@ class MeshTransformer(Pretrained, nn.Module):
         batch, faces = codes.shape[:2]
         if isinstance(self.stages, Woven):
             lengths = (codes[..., 0] >= 0).sum(1)
-            everything = torch.ones_like(lengths, dtype=torch.bool)
-            rows = self(codes, lengths, conditioning, everything, everything).logits.split((lengths + 1).tolist())
+            rows = self(codes, lengths, conditioning).logits.split((lengths + 1).tolist())
             return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
         everywhere = torch.ones(batch, faces + 1, self.tokens_per_face, dtype=torch.bool, device=codes.device)
         context, context_mask = self._context(conditioning)

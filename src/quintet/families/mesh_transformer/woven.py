@@ -54,7 +54,6 @@ class Woven(nn.Module):
         self.from_state = nn.Linear(COORDINATES * COORDINATE_DIM, config.dim)
         self.to_copies = nn.Linear(config.dim, 2 * VERTICES)
         self.transformer = text_transformer(config, self.max_length)
-        self.from_text = None if config.text == "none" else nn.Linear(config.text_dim, config.dim)
 
     offsets: Tensor
 
@@ -70,7 +69,7 @@ class Woven(nn.Module):
         """Vectors (positions, dim), as `Flat.forward`, of rows of tokens (batch, tokens, 1, dim)."""
         assert positions.states is not None
         x = torch.cat([start[:, None], codes[:, :, 0]], dim=1) + self.state_vectors(positions.states)
-        x = x + (face_count + self.text_vectors(context, context_mask, face_count))[:, None]
+        x = x + face_count[:, None]
         # On a CPU in bf16, products with a mask take half the time of torch's causal kernel (nn/attention.py).
         is_short = x.shape[1] <= MAX_BF16_LENGTH and x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
         mask = torch.ones(x.shape[:2], dtype=torch.bool) if is_short else None
@@ -81,17 +80,6 @@ class Woven(nn.Module):
     def positions(loss_mask: Tensor) -> Positions:
         """As `CoarseFine.positions`; the states are still missing. A row is the start and all tokens."""
         return Positions(loss_mask.flatten().nonzero()[:, 0])
-
-    def text_vectors(self, context: Tensor | None, mask: Tensor | None, like: Tensor) -> Tensor:
-        """The mean text embedding, for every position (batch, dim); 0 without text. What a mesh is called is a small
-        part of what there is to learn, and cross-attention alone finds it late."""
-        if context is None or self.from_text is None:
-            return torch.zeros_like(like)
-        valid = torch.ones(context.shape[:2], device=context.device) if mask is None else mask.to(context.dtype)
-        total = (context.masked_fill(valid[..., None] == 0, 0) * valid[..., None]).sum(1)
-        mean = total / valid.sum(1, keepdim=True).clamp(min=1)
-        vectors: Tensor = self.from_text(mean) * valid.any(1, keepdim=True)
-        return vectors
 
     def state_vectors(self, states: Tensor) -> Tensor:
         """The embeddings (batch, tokens, dim) of states (batch, tokens, FEATURES)."""
@@ -138,8 +126,7 @@ class WovenDecoding:
         count = batch // self.copies
         self.rows = [WovenRow(stages.bins, self.max_faces, limit, self.holes) for _ in range(count)]
         self.readers = [StateReader(row.walk) for row in self.rows]
-        self.start, face_count, context, context_mask = self.model.begin_rows(conditioning, batch)
-        self.every_position = face_count + stages.text_vectors(context, context_mask, face_count)
+        self.start, self.face_count, context, context_mask = self.model.begin_rows(conditioning, batch)
         self.cache: KVCache = stages.transformer.start(batch, stages.max_length, context, context_mask)
         return self
 
@@ -161,7 +148,7 @@ class WovenDecoding:
         x = self.model.embedding(tokens)
         if not self.cache.length:
             x = torch.cat([self.start[:, None], x], dim=1)
-        x = x + self.stages.state_vectors(known) + self.every_position[:, None]
+        x = x + self.stages.state_vectors(known) + self.face_count[:, None]
         vectors = self.stages.transformer.step(x, self.cache)[:, -1]
         return self.model.token_logits(vectors, known[:, -1])
 
@@ -169,7 +156,7 @@ class WovenDecoding:
         """Keep only these rows of the batch."""
         kept: Sequence[int] = indices[: len(indices) // self.copies].tolist()
         self.rows, self.readers = [self.rows[row] for row in kept], [self.readers[row] for row in kept]
-        self.start, self.every_position = self.start[indices], self.every_position[indices]
+        self.start, self.face_count = self.start[indices], self.face_count[indices]
         self.cache.select(indices)
 
     def legal(self, tokens: Tensor) -> Tensor:
