@@ -21,6 +21,9 @@ T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that stop a run. Workers ignore them."""
 
+KILL_SECONDS = 1.0
+"""How long to wait for the end of a killed worker, which may hang in a file system."""
+
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 """The worker processes of all loaders of this process."""
 
@@ -29,7 +32,9 @@ def start_workers(loader: DataLoader[T]) -> tuple[Iterator[T], set[BaseProcess]]
     """The batches of a loader, and the worker processes that read them."""
     others = set(multiprocessing.active_children())
     try:
-        with _keep_child_handler():
+        # DataLoader's handler raises when a worker dies, at any line of the training, even inside an optimizer step.
+        # Without that handler, the error is raised when the next batch is requested.
+        with _child_handler(signal.getsignal(signal.SIGCHLD)):
             batches = iter(loader)
     except OSError as error:  # no more processes or open files
         raise RunError(
@@ -45,9 +50,14 @@ def start_workers(loader: DataLoader[T]) -> tuple[Iterator[T], set[BaseProcess]]
 
 
 def kill(workers: Iterable[BaseProcess]) -> None:
-    for worker in list(workers):
-        if worker.is_alive():
+    """Kill the workers, and wait for their end: DataLoader's handler, which a user's own loader may have installed,
+    would take it for a failure."""
+    killed = [worker for worker in list(workers) if worker.is_alive()]
+    with _child_handler(signal.SIG_DFL):
+        for worker in killed:
             worker.kill()
+        for worker in killed:
+            worker.join(KILL_SECONDS)
 
 
 def _kill_all() -> None:
@@ -64,12 +74,14 @@ def ignore_signals(worker: int) -> None:
 
 
 @contextmanager
-def _keep_child_handler() -> Iterator[None]:
-    """Restore the SIGCHLD handler that DataLoader replaces.
-
-    DataLoader's handler raises when a worker dies, at any line of the training, even inside an optimizer step. Without
-    that handler, the error is raised when the next batch is requested."""
+def _child_handler(handler: signal._HANDLER) -> Iterator[None]:
+    """Set the handler of SIGCHLD, and restore the present one at the end. Threads cannot change it."""
+    is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGCHLD)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, before)
+    if is_main:
+        signal.signal(signal.SIGCHLD, handler)
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGCHLD, before)
