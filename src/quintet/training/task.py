@@ -129,7 +129,7 @@ class Task(ABC, Generic[ConfigT]):
         """The training and validation data of the configuration."""
 
     def data_keys(self, splits: Splits) -> Mapping[str, Any]:
-        """Keys that follow from the encoded data; they are recorded when a run starts. Each is one of `derived_keys`."""
+        """Keys that follow from the encoded data, of `derived_keys`; they are recorded when a run starts."""
         return {}
 
     @property
