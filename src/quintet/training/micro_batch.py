@@ -22,6 +22,7 @@ from quintet.common.memory import is_out_of_memory
 from quintet.errors import RunError
 from quintet.training import optim
 from quintet.training.engine import Engine
+from quintet.training.finetuning import trains_a_part
 from quintet.training.loader import Loader
 from quintet.training.order import Order
 from quintet.training.planning.devices import FRAGMENTS
@@ -95,11 +96,7 @@ class MicroBatchSearch:
 
     def _reserve(self) -> list[Tensor]:
         """Memory of what a step will need besides: EMA, state of the optimizers, and what the allocator cannot use."""
-        task, device = self.task, self.engine.device
-        sizes = [_bytes(_parameters([task.modules[name]])) for name in task.averaged] if task.config.ema.enabled else []
-        for phase in task.phases:
-            trained = optim.named_parameters(task.modules, phase.modules).values()
-            sizes.append(optim.moments(phase.optim) * _bytes(trained))
+        device, sizes = self.engine.device, state_sizes(self.task)
         if device.type == "cuda":
             sizes.append(int(FRAGMENTS * torch.cuda.get_device_properties(device).total_memory))
         return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
@@ -109,6 +106,18 @@ class MicroBatchSearch:
         if self.engine.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.engine.device)
+
+
+def state_sizes(task: Task[Any]) -> list[int]:
+    """The bytes of each module of the EMA, and of the moments of each phase, in a run that is not sharded."""
+    averaged = [task.modules[name] for name in task.averaged] if task.config.ema.enabled else []
+    # Averaged weights that are not trained are those of the model itself.
+    shares = trains_a_part(task.config)
+    sizes = [_bytes(each for each in _parameters([module]) if each.requires_grad or not shares) for module in averaged]
+    for phase in task.phases:
+        trained = optim.named_parameters(task.modules, phase.modules).values()
+        sizes.append(optim.moments(phase.optim) * _bytes(trained))
+    return sizes
 
 
 def count_items(number: int) -> str:
