@@ -49,6 +49,8 @@ class MicroBatchSearch:
             (failed,) = self.engine.any_rank(not self._fits(number))
             if not failed:
                 return number
+            # A region that has met two sizes is compiled for all, unlike in a run that is resumed.
+            self.engine.forget_compiled()
         raise RunError(
             f"out of memory with micro-batches of {count_items(self.local_batch // numbers[-1])} "
             "(train.grad_accum_steps=auto tried larger ones first); use a smaller model or smaller items, or "
