@@ -77,12 +77,17 @@ def _restarted_trainer(config: RunConfig, folder: Path, silent: bool, has_budget
     if not overrides and not has_budget:
         # The configuration of a new start, with the keys that follow from the frozen models, whose copies are in the
         # run folder.
-        config = task_in(folder, config.changed({name: known for name, (_, known) in references.items()})).config
+        task = task_in(folder, config.changed({name: known for name, (_, known) in references.items()}))
+        config = task.config
         derived = {"train.steps"} if config.train.epochs is not None else set()
         derived |= {"optim.decay_steps"} if config.optim.decay_steps is None else set()
         derived |= {"optim.decay_extensions"} if not config.optim.decay_extensions else set()
         changes = configs.differences(old, config).items()
-        overrides = {key: new for key, (_, new) in changes if key not in derived}
+        overrides = {
+            key: new
+            for key, (_, new) in changes
+            if key not in derived and not (new is None and key in task.derived_keys)
+        }
     return resumed_trainer(folder, overrides, silent=silent)
 
 

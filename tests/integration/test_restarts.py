@@ -106,6 +106,22 @@ def test_inferred_keys_do_not_make_another_run(pictures: Path, tmp_path: Path, m
     assert state(out)["step"] == 3
 
 
+def test_a_key_that_follows_from_the_encoded_data_does_not_make_another_run(
+    meshes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether woven meshes are open is known once they are encoded."""
+    case = case_of("mesh-transformer")
+    words = [word for word in case.tiny if not str(word).startswith("tokenizer=")]
+    out = tmp_path / "run"
+    words = ["train", "mesh-transformer", meshes, "--out", out, *words, "tokenizer=woven:32"]
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    succeed(*words, "train.steps=1")
+    succeed(*words, "train.steps=2")
+    assert state(out)["step"] == 2
+    other = quintet(*words, "train.steps=2", "model.open_meshes=true")
+    assert "cannot change model.open_meshes: False -> True" in other.errors
+
+
 @contextmanager
 def two_machines(words: list[object], folder: Path) -> Iterator[list[Process]]:
     """Two agents of torchrun, each with one process, with a rendezvous at a port of this machine."""

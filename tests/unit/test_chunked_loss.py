@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from quintet.nn.chunked_loss import CHUNK_LOGITS, ChunkedLoss, chunk_size
 from quintet.nn.codebook import CodebookSmoothing, codebook_smoothing
@@ -92,3 +93,19 @@ def test_no_more_logits_than_those_of_a_chunk_are_alive() -> None:
     assert not made.right.requires_grad
     made.values.sum().backward()
     assert sizes == [64, 64, 22] * 2
+
+
+@pytest.mark.parametrize(("frozen", "products"), [((), 3), (("weight",), 3), (("weight", "bias"), 2)])
+def test_the_gradient_of_an_output_layer_that_is_not_trained_is_not_computed(
+    frozen: tuple[str, ...], products: int
+) -> None:
+    head, hidden = nn.Linear(DIM, CODES), torch.randn(POSITIONS, DIM, requires_grad=True)
+    for name in frozen:
+        getattr(head, name).requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = ChunkedLoss(code_losses, (torch.zeros(POSITIONS, dtype=torch.long),), 64)(hidden, head)
+    with FlopCounterMode(display=False) as counter:
+        made.values.sum().backward()
+    assert counter.get_total_flops() == products * 2 * POSITIONS * DIM * CODES
+    assert (head.bias.grad is not None) == ("bias" not in frozen)
+    assert hidden.grad is not None

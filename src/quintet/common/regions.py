@@ -45,6 +45,10 @@ class Regions:
         finally:
             _ACTIVE.reset(token)
 
+    def forget(self) -> None:
+        """Forget the sizes that regions have met. What follows is compiled as in a new process."""
+        torch.compiler.reset()
+
     def compiled(self, function: Callable[..., Any], key: object = None) -> Callable[..., Any]:
         """The compiled function. Each `key` has its own compiled versions."""
         if (function, key) not in self._compiled:

@@ -85,8 +85,9 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, *columns = context.saved_tensors
         layer = weight.to(context.dtype), bias.to(context.dtype)
-        # In fp32 also under autocast, because many chunks are added up.
-        sums = [at_least_fp32(torch.zeros_like(each)) for each in (weight, bias)]
+        # In fp32 also under autocast, because many chunks are added up. None if the layer is not trained.
+        trained = any(context.needs_input_grad[1:3])
+        sums = [at_least_fp32(torch.zeros_like(each)) for each in (weight, bias)] if trained else None
         parts = []
         for rows, part, chunk in _chunks(context.size, hidden, columns):
             vectors = part.to(context.dtype)
@@ -97,13 +98,20 @@ class _ChunkedLoss(torch.autograd.Function):
             slope = slope.to(context.dtype)
             count = len(slope)
             parts.append(F.pad(slope @ layer[0], (0, 0, 0, len(vectors) - count)).to(hidden.dtype))
-            if slope.dtype == sums[0].dtype:
-                sums[0].addmm_(slope.t(), vectors[:count])
-            else:
-                sums[0] += slope.t() @ vectors[:count]
-            sums[1] += slope.sum(0)
+            if sums is not None:
+                _add_gradients(sums, slope, vectors[:count])
         nothing = [None] * (3 + len(columns))
-        return torch.cat(parts), sums[0].to(weight.dtype), sums[1].to(bias.dtype), *nothing
+        layer_gradients = (None, None) if sums is None else (sums[0].to(weight.dtype), sums[1].to(bias.dtype))
+        return torch.cat(parts), *layer_gradients, *nothing
+
+
+def _add_gradients(sums: list[Tensor], slope: Tensor, vectors: Tensor) -> None:
+    """Add the gradients of weight and bias of one chunk."""
+    if slope.dtype == sums[0].dtype:
+        sums[0].addmm_(slope.t(), vectors)
+    else:
+        sums[0] += slope.t() @ vectors
+    sums[1] += slope.sum(0)
 
 
 def _chunks(

@@ -193,6 +193,11 @@ class Engine(Device):
                         stack.enter_context(module.no_sync())
             yield
 
+    def forget_compiled(self) -> None:
+        """See `Regions.forget`."""
+        if self._regions is not None:
+            self._regions.forget()
+
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss for the backward pass; in fp16 it is scaled, and the trainer unscales the gradients."""
         return loss if self.loss_scale == 1.0 else loss * self.loss_scale

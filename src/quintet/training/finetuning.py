@@ -13,7 +13,7 @@ from torch import nn
 
 from quintet.config import OptimConfig, RunConfig
 from quintet.errors import UsageError
-from quintet.nn.lora import adaptable_layers, add_adapters
+from quintet.nn.lora import LoRALinear, adaptable_layers, add_adapters
 from quintet.nn.quantize.vector import VectorQuantizer
 from quintet.training.task import Task
 
@@ -29,6 +29,7 @@ def choose_parameters(task: Task[Any]) -> None:
     """Add the adapters of `train.lora` and freeze what the run does not train. Phases without a trained parameter are
     dropped; the first must keep one."""
     train = task.config.train
+    _refuse_adapted(task)
     if not trains_a_part(task.config):
         return
     if train.lora is not None:
@@ -57,6 +58,16 @@ def description(task: Task[Any]) -> list[str]:
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------
+
+
+def _refuse_adapted(task: Task[Any]) -> None:
+    """Refuse a model of the user's that an earlier training in this process has adapted: of its weights only the
+    adapters would be trained."""
+    if any(isinstance(part, LoRALinear) for module in task.modules.values() for part in module.modules()):
+        raise UsageError(
+            f"this {task.name} has the adapters of an earlier training; save it with save_pretrained, which merges "
+            "them, and open it with from_pretrained"
+        )
 
 
 def _adapt(task: Task[Any], rank: int) -> None:

@@ -22,6 +22,7 @@ from quintet.common.memory import is_out_of_memory
 from quintet.errors import RunError
 from quintet.training import optim
 from quintet.training.engine import Engine
+from quintet.training.finetuning import trains_a_part
 from quintet.training.loader import Loader
 from quintet.training.order import Order
 from quintet.training.planning.devices import FRAGMENTS
@@ -48,6 +49,8 @@ class MicroBatchSearch:
             (failed,) = self.engine.any_rank(not self._fits(number))
             if not failed:
                 return number
+            # A region that has met two sizes is compiled for all, unlike in a run that is resumed.
+            self.engine.forget_compiled()
         raise RunError(
             f"out of memory with micro-batches of {count_items(self.local_batch // numbers[-1])} "
             "(train.grad_accum_steps=auto tried larger ones first); use a smaller model or smaller items, or "
@@ -95,11 +98,7 @@ class MicroBatchSearch:
 
     def _reserve(self) -> list[Tensor]:
         """Memory of what a step will need besides: EMA, state of the optimizers, and what the allocator cannot use."""
-        task, device = self.task, self.engine.device
-        sizes = [_bytes(_parameters([task.modules[name]])) for name in task.averaged] if task.config.ema.enabled else []
-        for phase in task.phases:
-            trained = optim.named_parameters(task.modules, phase.modules).values()
-            sizes.append(optim.moments(phase.optim) * _bytes(trained))
+        device, sizes = self.engine.device, state_sizes(self.task)
         if device.type == "cuda":
             sizes.append(int(FRAGMENTS * torch.cuda.get_device_properties(device).total_memory))
         return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
@@ -109,6 +108,18 @@ class MicroBatchSearch:
         if self.engine.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.engine.device)
+
+
+def state_sizes(task: Task[Any]) -> list[int]:
+    """The bytes of each module of the EMA, and of the moments of each phase, in a run that is not sharded."""
+    averaged = [task.modules[name] for name in task.averaged] if task.config.ema.enabled else []
+    # Averaged weights that are not trained are those of the model itself.
+    shares = trains_a_part(task.config)
+    sizes = [_bytes(each for each in _parameters([module]) if each.requires_grad or not shares) for module in averaged]
+    for phase in task.phases:
+        trained = optim.named_parameters(task.modules, phase.modules).values()
+        sizes.append(optim.moments(phase.optim) * _bytes(trained))
+    return sizes
 
 
 def count_items(number: int) -> str:

@@ -18,8 +18,10 @@ def is_exhausted(config: RunConfig, progress: Progress) -> bool:
 
 def message(task: Task[Any], progress: Progress, folder: Path) -> str:
     """Why the run ended, and how it goes on."""
+    best = f"the best checkpoint is that of step {progress.best_step}"
     return (
         f"ended at step {progress.step}: {task.traits.best[0]} has not improved in the last {progress.best_age} "
-        f"validations (train.patience={task.config.train.patience}), and the best checkpoint is that of step "
-        f"{progress.best_step}; continue with `{resume_command(folder, 'train.patience=N')}`"
+        f"validations (train.patience={task.config.train.patience}), and "
+        f"{'in none of them was it finite' if progress.best_step is None else best}; "
+        f"continue with `{resume_command(folder, 'train.patience=N')}`"
     )

@@ -76,6 +76,8 @@ class Task(ABC, Generic[ConfigT]):
     """
 
     traits: ClassVar[Traits]
+    derived_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys that are null until `data_keys` gives their value."""
     pipeline_class: ClassVar[type[Pipeline[Any]]]
     """The pipeline for inference with the trained modules."""
 
@@ -127,7 +129,7 @@ class Task(ABC, Generic[ConfigT]):
         """The training and validation data of the configuration."""
 
     def data_keys(self, splits: Splits) -> Mapping[str, Any]:
-        """Keys that follow from the encoded data; they are recorded when a run starts."""
+        """Keys that follow from the encoded data, of `derived_keys`; they are recorded when a run starts."""
         return {}
 
     @property

@@ -257,7 +257,8 @@ class Trainer(TrainingSession):
                 validates = samples = False
             if validates:
                 logs.update(self._validate())
-                saves, samples = saves or self.is_out_of_patience, samples or self.is_out_of_patience
+                if self.is_out_of_patience:  # the run ends here
+                    final = saves = samples = True
             if saves:  # before the samples, which may take long
                 self.saver.save(final)
             if samples:

@@ -95,6 +95,20 @@ def test_sizes_that_vary_are_compiled_once(graphs: Graphs) -> None:
     assert len(graphs) == 1
 
 
+def test_a_size_that_is_forgotten_leaves_no_trace(graphs: Graphs) -> None:
+    """Otherwise a run whose larger micro-batches were only tried would round unlike one that is resumed."""
+    stack = nn.Sequential(Block(4))
+    compiled = regions(graphs)
+    compiled.compile_module(stack)
+    with compiled.active():
+        stack(torch.ones(8, 4))
+        compiled.forget()
+        stack(torch.ones(3, 4))
+    values = [node.meta.get("example_value") for graph in graphs for node in graph.graph.nodes]
+    assert len(graphs) == 2
+    assert not any(isinstance(value, torch.SymInt) for value in values)
+
+
 def test_a_block_stays_checkpointed(graphs: Graphs) -> None:
     stack = nn.Sequential(Block(4))
     stack(torch.ones(3, 4)).sum().backward()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from toy import ToyTask, toy_config
 
 from quintet.common.weights.lora import merged
 from quintet.config import EMAConfig, OptimConfig, OptimizerConfig
+from quintet.errors import UsageError
 from quintet.nn.lora import LoRALinear, add_adapters
 from quintet.nn.transformer import Transformer
-from quintet.training.finetuning import matches, rate_factors
+from quintet.training.finetuning import choose_parameters, matches, rate_factors
+from quintet.training.micro_batch import state_sizes
 from quintet.training.optim import make_optimizer, named_parameters, set_learning_rate
-from quintet.training.state import EMA
+from quintet.training.state import EMA, TrainingState
 
 
 @pytest.mark.parametrize(
@@ -90,3 +93,25 @@ def test_the_moving_average_shares_weights_that_are_not_trained() -> None:
         model.bias.add_(1)
     ema.update(0)
     torch.testing.assert_close(averaged.bias, model.bias - 0.1)  # type: ignore[arg-type]
+
+
+def test_adapters_of_an_earlier_training_are_refused() -> None:
+    task = ToyTask(toy_config(train__lora=1))
+    choose_parameters(task)
+    for config in (task.config, toy_config()):
+        task.config = config
+        with pytest.raises(UsageError, match="this toy has the adapters of an earlier training; save it with"):
+            choose_parameters(task)
+
+
+@pytest.mark.parametrize("keys", [{}, {"train__lora": 1}, {"train__freeze": ["body"]}], ids=str)
+def test_the_search_for_micro_batches_leaves_room_for_the_state_of_the_run(keys: dict[str, object]) -> None:
+    task = ToyTask(toy_config(**keys))
+    choose_parameters(task)
+    sizes = state_sizes(task)
+    state = TrainingState(task)
+    assert state.ema is not None
+    live = {id(parameter) for module in task.modules.values() for parameter in module.parameters()}
+    copies = [each for each in state.ema.modules["net"].parameters() if id(each) not in live]
+    trained = [each for phase in state.phases for each in phase.parameters.values()]
+    assert sum(sizes) == 4 * sum(each.numel() for each in [*copies, *trained, *trained])

@@ -606,6 +606,17 @@ def test_a_final_checkpoint_that_cannot_be_saved_is_a_failure(tmp_path: Path) ->
     checkpoint.verify(tmp_path / "run" / "checkpoints" / "step-00000004")
 
 
+def test_the_last_checkpoint_of_a_run_without_patience_cannot_fail_unnoticed(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"train__patience": 1, "eval__every": 1, "optim__lr": 1e-30, "checkpoint__every": 100}
+    trainer = toy_trainer(tmp_path / "run", **keys)
+    trainer.run.checkpoints.mkdir()
+    (trainer.run.checkpoints / ".writing-step-00000002").touch()
+    with pytest.raises(RunError, match="could not save the final checkpoint"):
+        trainer.train()
+    trainer.close()
+    assert trainer.step == 2
+
+
 def test_a_checkpoint_is_complete_even_if_an_old_one_cannot_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ MESH_FILES = 8
 
 class MeshTransformerTask(Task[MeshTransformerConfig]):
     traits = Traits(best=("loss", "min"), varying_shapes=True, shardable=True)
+    derived_keys = frozenset({"model.open_meshes"})
     pipeline_class = MeshTransformerPipeline
 
     def __init__(
