@@ -221,6 +221,11 @@ REFUSED = [
     (("optim.lr_scale={to_logits: -1}",), "optim.lr_scale: input should be greater than 0"),
     (("train.lora=4",), "train.lora=4 adapts trained weights: name them with --init RUN"),
     (("train.lora=16", "--init", "{muse}"), "train.lora=16 is no low rank for this model"),
+    (
+        ("train.lora=4", "--init", "{muse}", "model.self_critic=true"),
+        "this run would leave them at random values: maskgit.to_score",
+    ),
+    (("train.freeze=[transformer]", "--init", "{muse}", "model.depth=2"), "at random values: maskgit.transformer.blo"),
 ]
 
 

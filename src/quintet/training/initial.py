@@ -6,6 +6,8 @@ from typing import Any
 
 from quintet.common.weights.loading import Weights, copy_tensors
 from quintet.common.weights.lora import is_adapter
+from quintet.errors import UsageError
+from quintet.training.finetuning import trains_a_part
 from quintet.training.task import Task
 
 SHOWN = 8
@@ -30,6 +32,24 @@ def copy_initial(task: Task[Any], init: Weights, origin: str) -> list[str]:
         copy_tensors(module, {**module.state_dict(), **{key: tensors[key] for key in fitting}}, origin)
         new += [f"{name}.{key}" for key in own if key not in fitting]
     return new
+
+
+def refuse_untrained(task: Task[Any], new: list[str], origin: str) -> None:
+    """Raise UsageError if a parameter that starts anew is one that `train.lora` or `train.freeze` do not train."""
+    if not trains_a_part(task.config):
+        return
+    frozen = {
+        f"{name}.{path}"
+        for name, module in task.modules.items()
+        for path, parameter in module.named_parameters()
+        if not parameter.requires_grad
+    }
+    random = [name for name in new if name in frozen]
+    if random:
+        raise UsageError(
+            f"{origin} has no weights of these shapes, and with train.lora or train.freeze this run would leave them "
+            f"at random values: {listed(random)}; set the sizes of that model, or train these parameters"
+        )
 
 
 def listed(names: list[str]) -> str:

@@ -23,7 +23,7 @@ from quintet.training.display import Display
 from quintet.training.engine import Engine
 from quintet.training.finetuning import check_rates, choose_parameters
 from quintet.training.guard import NonFiniteGuard
-from quintet.training.initial import copy_initial, listed
+from quintet.training.initial import copy_initial, listed, refuse_untrained
 from quintet.training.loader import LoadedBatch, Loader
 from quintet.training.metrics import Meter, Stopwatch, Tracker
 from quintet.training.micro_batch import MicroBatchSearch, count_items
@@ -150,6 +150,7 @@ class TrainingSession:
         origin = f"--init {self.config.init}"
         new = copy_initial(self.task, init, origin)
         if new:
+            refuse_untrained(self.task, new, origin)
             self._init_from_data(loader)
             copy_initial(self.task, init, origin)
             self._notes.append(f"{origin} has no weights of these shapes, which start anew: {listed(new)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,8 @@ from quintet.nn.transformer import Transformer
 from quintet.training.finetuning import choose_parameters, matches, rate_factors
 from quintet.training.micro_batch import state_sizes
 from quintet.training.optim import make_optimizer, named_parameters, set_learning_rate
-from quintet.training.state import EMA, TrainingState
+from quintet.training.patience import message
+from quintet.training.state import EMA, Progress, TrainingState
 
 
 @pytest.mark.parametrize(
@@ -115,3 +118,8 @@ def test_the_search_for_micro_batches_leaves_room_for_the_state_of_the_run(keys:
     copies = [each for each in state.ema.modules["net"].parameters() if id(each) not in live]
     trained = [each for phase in state.phases for each in phase.parameters.values()]
     assert sum(sizes) == 4 * sum(each.numel() for each in [*copies, *trained, *trained])
+
+
+def test_a_run_whose_validations_were_never_finite_names_no_best_checkpoint() -> None:
+    said = message(ToyTask(toy_config(train__patience=2)), Progress(step=4, best_age=2), Path("run"))
+    assert "validations (train.patience=2), and in none of them was it finite; continue with" in said
