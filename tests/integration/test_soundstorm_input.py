@@ -212,7 +212,7 @@ def test_invalid_sampling_options_are_refused(conditional: Path, unconditional: 
         (
             conditional,
             (*short, "--seconds", 0.08),
-            "is 0.10 s long and leaves nothing to generate: the length of a clip is 0.08 s (--seconds)",
+            "is 0.10 s long and leaves nothing to generate: the length of a clip is 0.08 s (--seconds); set longer",
         ),
         (conditional, ("--prompt", tmp_path / "words.wav"), "not a sound file"),
         (conditional, ("--prompt", tmp_path / "none.wav"), "none.wav"),

@@ -144,7 +144,8 @@ def test_wrong_parts_of_a_prompt_are_refused(words: Path, clip: Path, tmp_path: 
         (("--keep", "0-0.2,0.1-0.3"), "--keep 0-0.2 and 0.1-0.3 overlap"),
         (("--keep", "0.2-0.1"), "--keep 0.2-0.1: a range must end after its start"),
         (("--keep", "start-end"), "--keep start-end: 'start-end' is not a range of seconds"),
-        (("--keep", "0-0.3"), "--keep keeps all of --prompt"),
+        (("--keep", "0-0.3"), "nothing is left to generate"),
+        (("--keep-quantizers", 2), "nothing is left to generate; keep fewer"),
         (("--keep", "0-0.2", "--seconds", 0.1), "--keep 0-0.2 is outside of the clip, which has 0.10 s"),
         (("--keep", "0-0.2", "--keep-quantizers", 3), "--keep-quantizers 3 is more than the 2 quantizers"),
     ):

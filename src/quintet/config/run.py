@@ -49,6 +49,8 @@ class RunConfig(Section):
     Each has a second key NAME_hash, set when the run starts; weights with another hash are refused later."""
     CONDITIONS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Values of `--condition` that need no trained model, with the keys that each stands for."""
+    RECORDED: ClassVar[tuple[str, ...]] = ()
+    """Keys of `model` that a run records from its data; `--init` does not take them from the other run."""
     TRANSFORMERS: ClassVar[tuple[str, ...]] = ()
     """Model types of `transformers` that the pipeline of this recipe can load from a folder."""
 

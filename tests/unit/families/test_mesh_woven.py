@@ -10,17 +10,21 @@ import pytest
 import torch
 import yaml
 
-from contract.cases import TINY_MESH_TRANSFORMER
+from contract.cases import POINTS, TINY_MESH_TRANSFORMER
 from contract.worlds import make_task
 from helpers import error_line, made_once, quintet, succeed
 from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
+from quintet.errors import UnreadableItem, UsageError
+from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
+from quintet.families.mesh_transformer.data import FaceDataset, PythonFaces
 from quintet.families.mesh_transformer.model import MeshTransformer
 from quintet.families.mesh_transformer.task import MeshTransformerTask
 from quintet.families.mesh_transformer.woven import WovenDecoding
 from quintet.families.mesh_transformer.woven_grammar import WovenRow
 from quintet.families.mesh_transformer.woven_states import FEATURES, read_row
 from quintet.media.mesh import Mesh, canonical, clean, dequantise, normalise, quantise, read_mesh, write_mesh
+from quintet.media.mesh_formats import read_soup
 from quintet.media.mesh_measures import is_valid, is_watertight
 from quintet.media.mesh_weaving import Vocabulary, merged, weave
 from quintet.pipelines.loading import open_pipeline
@@ -140,6 +144,17 @@ def test_generated_rows_do_not_depend_on_the_batch_and_guidance_changes_them() -
     assert together != rows([0, 1, 2], 1.0)
 
 
+def test_prompts_may_have_as_many_tokens_as_the_largest_mesh() -> None:
+    keys = {"num_codes": 37, "tokens_per_face": 1, "dim": 16, "depth": 1, "heads": 2, "text": "none", "max_faces": 12}
+    model = MeshTransformer(kind="woven", **keys).eval()
+    tokens = torch.tensor(tokens_of("box", bins=BINS))
+    assert len(tokens) > 12
+    (row,) = model.generate([""], ItemRNG(0, [0], [0]), prompts=[tokens]).rows
+    assert row[: len(tokens), 0].tolist() == tokens.tolist()
+    with pytest.raises(UsageError, match="a prompt of 120 tokens is longer than the 64 of"):
+        model.generate([""], ItemRNG(0, [0], [0]), prompts=[tokens[:3].repeat(40)])
+
+
 # --- the command --------------------------------------------------------------------------------------------------
 
 
@@ -164,12 +179,15 @@ def test_a_run_of_closed_meshes_generates_closed_meshes(run: Path, tmp_path: Pat
     assert metrics["valid"] == metrics["watertight"] == metrics["ended"] == 1
 
 
-def test_a_run_of_open_meshes_allows_holes(meshes: Path, tmp_path: Path) -> None:
+def test_a_run_of_open_meshes_allows_holes_also_if_it_starts_from_one_of_closed_meshes(
+    run: Path, tmp_path: Path
+) -> None:
     for number in range(12):
         mesh = draw_solid(np.random.default_rng(number), "box").mesh
         write_mesh(Mesh(mesh.vertices, mesh.faces[:-1]), tmp_path / "data" / f"{number}.obj")
     out = tmp_path / "run"
-    succeed("train", "mesh-transformer", tmp_path / "data", "--out", out, *WOVEN, "train.steps=2", "model.text=none")
+    keys = ("train.steps=2", "model.text=none", *POINTS)
+    succeed("train", "mesh-transformer", tmp_path / "data", "--init", run, "--out", out, *WOVEN, *keys)
     pipeline = open_pipeline(out)
     assert pipeline.config.model.open_meshes is True
 
@@ -179,6 +197,14 @@ def test_a_run_of_open_meshes_allows_holes(meshes: Path, tmp_path: Path) -> None
 
     assert are_closed("never")
     assert not are_closed("auto")
+
+    scan = tmp_path / "scan.ply"
+    write_mesh(Mesh(10 + 5 * mesh.vertices, mesh.faces), scan)
+    words = ("--points", scan, "--num", 2, "sample.max_faces=8", "sample.guidance_scale=2")
+    succeed("sample", out, *words, "--out", tmp_path / "made")
+    for path in sorted((tmp_path / "made").glob("*.obj")):
+        vertices = read_soup(path).vertices
+        assert 4 < vertices.min() < vertices.max() < 16
 
 
 def test_items_hold_their_states_and_number_of_faces(meshes: Path) -> None:
@@ -194,6 +220,14 @@ def test_items_hold_their_states_and_number_of_faces(meshes: Path) -> None:
         assert item["codes"][:, 0].tolist() == weave(quantise(mesh.vertices, BINS), mesh.faces, BINS)
 
 
+def test_codes_of_a_python_data_set_that_are_no_mesh_are_unreadable() -> None:
+    model = MeshTransformerModelConfig(kind="woven", num_codes=Vocabulary(BINS).size, tokens_per_face=1)
+    items = [{"codes": torch.full((7, 1), BINS), "texts": "a box"}]
+    source = FaceDataset(PythonFaces(items, [0], model), [0], [7], None, train=True, woven_bins=BINS)
+    with pytest.raises(UnreadableItem, match="no woven mesh: token 32 is not a coordinate"):
+        source.load(0, ItemRNG(0, [0], [0]))
+
+
 @pytest.mark.parametrize(
     ("keys", "mentions"),
     [
@@ -201,6 +235,7 @@ def test_items_hold_their_states_and_number_of_faces(meshes: Path) -> None:
         (("model.kind=flat",), ("model.kind=flat", "--tokenizer woven")),
         (("model.kind=woven", "tokenizer=coordinates:32"), ("model.kind=woven", "--tokenizer woven")),
         (("tokenizer=woven:2",), ("model.bins", "4")),
+        (("sample.max_faces=3",), ("sample.max_faces=3", "set it to 4 or more")),
         (("model.max_faces=4", "sample.max_faces=4"), ("tokens", "model.max_faces=4")),
     ],
 )

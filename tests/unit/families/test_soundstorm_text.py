@@ -14,9 +14,12 @@ from contract.cases import TINY_SOUNDSTORM
 from contract.worlds import make_task
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
+from quintet.common.weights.run_reader import model_keys
+from quintet.config import build
 from quintet.errors import UsageError
 from quintet.families.soundstorm import decoding
 from quintet.families.soundstorm.captions import unknown_words
+from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.model import SoundStorm
 from quintet.families.soundstorm.task import SoundStormTask
 from quintet.sampling.guidance import encode_prompts
@@ -146,6 +149,13 @@ def test_words_that_no_caption_has_are_named(sounds: Path) -> None:
     assert "flute" in (config.model.known_words or ())
     assert unknown_words(config, "A low Flute, a zither and \u6728\u7434!") == ["zither", "\u6728\u7434"]
     assert unknown_words(build_task(sounds, "condition=null", "model.text=bytes").config, "a zither") == []
+
+
+def test_fine_tuning_records_the_words_of_its_own_captions(tmp_path: Path) -> None:
+    old = build(SoundStormConfig, overrides={"model.text": "words", "model.known_words": ["flute"], "model.dim": 32})
+    (tmp_path / "config.yaml").write_text(old.to_yaml())
+    assert "known_words" not in model_keys(str(tmp_path), "soundstorm", SoundStormConfig)["model"]
+    assert model_keys(str(tmp_path), "soundstorm", SoundStormConfig)["model"]["dim"] == 32
 
 
 def test_captions_and_a_mulan_condition_one_model(sounds: Path) -> None:

@@ -39,6 +39,7 @@ def test_spans_are_read_in_any_order_and_with_fractions() -> None:
         ("0-2,1-3", "0-2 and 1-3 overlap"),
         ([(0, float("inf"))], "must end after its start"),
         ([], "names no seconds"),
+        ([1, 2], "is not pairs of seconds"),
     ],
 )
 def test_wrong_spans_are_refused_with_the_span(keep: str, message: str) -> None:

@@ -56,14 +56,15 @@ def recipe_of(reference: str) -> str | None:
 
 
 def model_keys(reference: str, recipe: str, schema: type[RunConfig]) -> Tree:
-    """The section `model` of a run or export of this recipe, as a tree of keys; empty if it cannot be read, which
-    opening it explains."""
+    """The section `model` of a run or export of this recipe, as a tree of keys, without those that it recorded from its
+    data; empty if it cannot be read, which opening it explains."""
     settings = _settings_of(reference)
     settings = settings["run"] if isinstance(settings.get("run"), dict) else settings
     model = settings.get("model")
     if settings.get("recipe") != recipe or not isinstance(model, dict):
         return {}
-    return {"model": migrated(schema, {"model": model})["model"]}
+    keys = migrated(schema, {"model": model})["model"]
+    return {"model": {key: value for key, value in keys.items() if key not in schema.RECORDED}}
 
 
 def _settings_of(reference: str) -> Tree:

@@ -33,6 +33,8 @@ from quintet.config.text import TextConfig
 
 WOVEN_TOKENS_PER_FACE, WOVEN_TOKENS = 4, 16
 """Longest rows of woven meshes."""
+SMALLEST_CLOSED = 4
+"""Faces of a tetrahedron."""
 
 
 class MeshTransformerModelConfig(TextConfig):
@@ -82,17 +84,16 @@ class MeshTransformerModelConfig(TextConfig):
     point_depth: int = Field(
         4, ge=1, le=64, description="Number of self-attention blocks of the encoder of point clouds."
     )
-
-    @property
-    def context_dim(self) -> int | None:
-        """Dimension of the vectors for cross-attention; None without conditioning on texts and on points."""
-        return None if self.text == "none" and self.condition == "none" else self.text_dim
-
     open_meshes: bool | None = Field(
         None,
         description="Whether training meshes have open edges (tokenizer `woven`); null: determined and recorded when "
         "the run starts.",
     )
+
+    @property
+    def context_dim(self) -> int | None:
+        """Dimension of the vectors for cross-attention; None without conditioning on texts and on points."""
+        return None if self.text == "none" and self.condition == "none" else self.text_dim
 
     def max_tokens(self, faces: int) -> int:
         """The most tokens of a mesh of so many faces; most woven meshes need two or three tokens a face."""
@@ -223,6 +224,7 @@ class MeshTransformerConfig(RunConfig):
     OPTIONS = MeshTransformerOptions
     FROZEN_KEYS = ("tokenizer",)
     CONDITIONS: ClassVar = {"points": {"model.condition": "points"}}
+    RECORDED = ("open_meshes",)
     PRESETS: ClassVar = {
         "debug": preset(
             DEBUG_GENERATOR,
@@ -254,7 +256,7 @@ class MeshTransformerConfig(RunConfig):
 
     recipe: Literal["mesh-transformer"] = Field("mesh-transformer", description="Recipe of the run.")
     tokenizer: str | None = Field(
-        None, description="Trained mesh tokenizer: RUN, RUN@STEP, an exported folder, or `coordinates`."
+        None, description="Trained mesh tokenizer: RUN, RUN@STEP, an exported folder, `woven` or `coordinates`."
     )
     tokenizer_hash: str | None = Field(
         None, description="SHA-256 of the tokenizer's weights, recorded when the run starts."
@@ -275,6 +277,13 @@ class MeshTransformerConfig(RunConfig):
         for key, faces in {**requested, "sample.faces": self.sample.faces}.items():
             if faces is not None and faces > limit:
                 raise ValueError(f"{key}={faces} is more than model.max_faces={limit}")
+        limits = {"model.max_faces": limit, "sample.max_faces": self.sample.max_faces}
+        for key, faces in limits.items() if self.model.kind == "woven" else ():
+            if faces is not None and faces < SMALLEST_CLOSED:
+                raise ValueError(
+                    f"{key}={faces} is fewer than the {SMALLEST_CLOSED} faces of the smallest closed mesh, which the "
+                    f"tokenizer `woven` needs; set it to {SMALLEST_CLOSED} or more"
+                )
         if self.sample.faces and (not self.model.face_buckets or self.loss.face_count_drop_prob == 1):
             raise ValueError(
                 "sample.faces needs a model that is conditioned on face counts: set model.face_buckets above 0 and "

@@ -118,7 +118,10 @@ def _too_large(count: int, model: MeshTransformerModelConfig) -> str:
 
 def _woven_item(loaded: Item, bins: int) -> Item:
     """An item of a `FaceDataset` of woven meshes, which are used in full: with `states` (tokens + 1, FEATURES)."""
-    states, faces = read_row(loaded["codes"][:, 0].tolist(), bins)
+    try:
+        states, faces = read_row(loaded["codes"][:, 0].tolist(), bins)
+    except ValueError as problem:
+        raise UnreadableItem(f"has codes that are no woven mesh: {problem}") from None
     return {**loaded, "states": torch.from_numpy(states), "begins": True, "ends": True, "faces": faces}
 
 

@@ -345,9 +345,10 @@ class MeshTransformer(Pretrained, nn.Module):
         if len(rows) != count:
             raise UsageError(f"{len(rows)} prompts for {count} texts; give one for each text, which may be empty")
         longest = max((len(row) for row in rows), default=0)
-        if longest > self.config.max_faces * self.tokens_per_face:
+        most = self.config.max_tokens(self.config.max_faces)
+        if longest > most:
             raise UsageError(
-                f"a prompt of {longest} tokens is longer than model.max_faces={self.config.max_faces} faces"
+                f"a prompt of {longest} tokens is longer than the {most} of model.max_faces={self.config.max_faces}"
             )
         for row in rows:
             if len(row) and not 0 <= int(row.min()) <= int(row.max()) < self.end_id:
@@ -407,7 +408,8 @@ class MeshTransformer(Pretrained, nn.Module):
                 f"(model.tokens_per_face)"
             )
         if codes.shape[1] * self.tokens_per_face > self.config.max_tokens(self.config.max_faces):
-            raise UsageError(f"{codes.shape[1]} faces are more than model.max_faces={self.config.max_faces}")
+            rows = "tokens" if self.config.kind == "woven" else "faces"
+            raise UsageError(f"{codes.shape[1]} {rows} are more than fit into model.max_faces={self.config.max_faces}")
 
     @property
     def _device(self) -> torch.device:

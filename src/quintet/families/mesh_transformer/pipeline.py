@@ -62,7 +62,10 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
     def fit(cls, config: MeshTransformerConfig, frozen: Frozen) -> MeshTransformerConfig:
         tokenizer = frozen.get("tokenizer")
         if tokenizer is None:
-            raise UsageError("mesh-transformer needs a mesh tokenizer: set --tokenizer RUN or --tokenizer coordinates")
+            raise UsageError(
+                "mesh-transformer needs a mesh tokenizer: set --tokenizer woven, --tokenizer coordinates or "
+                "--tokenizer RUN"
+            )
         model = tokenizer.model
         if not isinstance(tokenizer, Tokenizer) or not hasattr(model, "tokens_per_face"):
             raise UsageError(

@@ -229,6 +229,7 @@ class SoundStormOptions(NegativePromptOptions):
 class SoundStormConfig(RunConfig):
     OPTIONS = SoundStormOptions
     FROZEN_KEYS = ("tokenizer", "condition")
+    RECORDED = ("known_words",)
     PRESETS: ClassVar = {
         "debug": preset(
             DEBUG_GENERATOR, DEBUG_TEXT, model={"head_dim": 16}, data={"seconds": 1.0}, sample={"steps": [4, 1]}

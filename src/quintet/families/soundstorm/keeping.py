@@ -65,7 +65,10 @@ def parse_spans(keep: str | Sequence[tuple[float, float]]) -> Spans:
             )
         spans = [(float(match[1]), float(match[2])) for match in matches if match is not None]
     else:
-        spans = [(float(start), float(end)) for start, end in keep]
+        try:
+            spans = [(float(start), float(end)) for start, end in keep]
+        except (TypeError, ValueError):
+            raise UsageError(f"keep={keep!r} is not pairs of seconds, such as [(0, 2), (5, 7)]") from None
     if not spans:
         raise UsageError("--keep names no seconds; write start-end, such as 0-2,5-7")
     for start, end in spans:

@@ -288,7 +288,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
             limit = "the maximum of this model" if seconds is None else "--seconds"
             raise UsageError(
                 f"--prompt {path} is {file_seconds:.2f} s long and leaves nothing to generate: the length of a clip "
-                f"is {num_frames / codec.model.frame_rate:g} s ({limit})"
+                f"is {num_frames / codec.model.frame_rate:g} s ({limit}); set longer --seconds"
             )
         with self.inference():
             codes: Tensor = codec.model.encode(samples.to(self.device))[0, :, :num_quantizers].cpu()

@@ -79,6 +79,9 @@ def kept_start(
     own[:, keep.num_quantizers or num_quantizers :] = -1
     canvas[: len(codes)] = own
     if (canvas >= 0).all():
-        raise UsageError(f"--keep keeps all of --prompt {path} and leaves nothing to generate; leave out some seconds")
+        raise UsageError(
+            f"all codes of --prompt {path} are kept and nothing is left to generate; keep fewer seconds (--keep), "
+            "frames (--keep-every) or quantizers (--keep-quantizers)"
+        )
     original = codec.decode(codes[None])[0].float().cpu() if keep.is_exact else None
     return Start(canvas, keep, original, frame_rate, codec.model.sample_rate)
