@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,9 @@ def test_out_of_memory_in_another_command_is_one_sentence(
     def allocate(*arguments: object) -> None:
         torch.empty(2**60, dtype=torch.uint8)
 
-    for module in ("quintet.pipelines.loading", "quintet.evaluation"):
-        monkeypatch.setattr(f"{module}.open_pipeline", allocate)
+    # Both are imported before one is changed: one that is imported later would keep the changed function for ever.
+    for module in [import_module(f"quintet.{name}") for name in ("pipelines.loading", "evaluation")]:
+        monkeypatch.setattr(module, "open_pipeline", allocate)
     words = (command, trained, *(("--text", "x", "--out", "x.npz") if command == "embed" else ()))
     outcome = quintet(*words)
     assert outcome.code == 1
