@@ -16,9 +16,16 @@ from quintet import VQGanVAE
 from quintet.pipelines.loading import open_pipeline
 from quintet.registry import read_config
 
-pytest.importorskip("huggingface_hub")
+constants = pytest.importorskip("huggingface_hub.constants")
 
 NAME = "user/name"
+
+
+@pytest.fixture(autouse=True)
+def _online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only to the server of a test. Tests of frozen encoders forbid the hub for the whole process."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture
