@@ -27,7 +27,7 @@ import torch
 
 from quintet import config, registry, runs
 from quintet.config.tree import flatten, parse_overrides
-from quintet.demos.demo import Demo, Stage
+from quintet.demos.demo import Demo, Schedule, Stage
 from quintet.demos.media import DEMOS
 from quintet.synthetic.motions import make_motions
 from quintet.synthetic.shapes import make_shapes
@@ -43,6 +43,10 @@ MAKERS: dict[str, Any] = {"shapes": make_shapes, "motions": make_motions, "sound
 NUM_ITEMS = 160
 STEPS = 1000
 """Length of the run in its configuration; only some of its first steps are taken."""
+_STEPS = Schedule(steps=STEPS, every=STEPS)
+# The mesh demo has no learned tokenizer.
+AUTOENCODER = Stage("autoencoder", "mesh-autoencoder", _STEPS, _STEPS, fraction=0.0, steps_per_second=1.0, metrics=())
+MEDIA = {**DEMOS, "mesh": replace(DEMOS["mesh"], stages=(AUTOENCODER, *DEMOS["mesh"].stages))}
 WARMUP = 3
 PRECISIONS = ("fp32", "bf16")
 ADVERSARIAL = {"vqgan", "audio-codec"}
@@ -79,14 +83,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0, help="CPU seconds of steps for each row")
     parser.add_argument("--batches", type=int, default=4)
-    parser.add_argument("--media", nargs="+", choices=DEMOS, default=list(DEMOS))
+    parser.add_argument("--media", nargs="+", choices=MEDIA, default=list(MEDIA))
     parser.add_argument("--profile", metavar="RECIPE")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for medium in options.media:
-        if options.profile and options.profile not in {stage.recipe for stage in DEMOS[medium].stages}:
+        if options.profile and options.profile not in {stage.recipe for stage in MEDIA[medium].stages}:
             continue
-        rows = measure_demo(DEMOS[medium], options)
+        rows = measure_demo(MEDIA[medium], options)
         if rows:
             write(rows)
     if not options.profile:
@@ -106,7 +110,7 @@ def read() -> list[Measured]:
     if not RESULTS.exists():
         return []
     found = [Measured(**row) for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]]
-    order = [stage.recipe for demo in DEMOS.values() for stage in demo.stages]
+    order = [stage.recipe for demo in MEDIA.values() for stage in demo.stages]
     return sorted(found, key=lambda row: (order.index(row.recipe), row.adversarial, PRECISIONS.index(row.precision)))
 
 
