@@ -3,6 +3,9 @@
 All contenders train in slices of CPU seconds, interleaved, and measure the loss after each slice, which is not timed.
 The peer's best loss, at any of its learning rates, is the loss that the others have to reach. The time in which they do
 is that of the first measurement at or below it, so it is at most one slice too long.
+
+With `--defaults-only`, ours appears with its default settings alone, and for a quarter of the CPU seconds of the peer,
+which is twice the target.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,9 @@ PRESET = "small"
 """Preset of the recipe in the row of default settings."""
 TARGET = 1 / 8
 """Fraction of the peer's CPU time in which ours should reach the peer's best loss."""
+
+SHORTER = 4
+"""With `--defaults-only`, the peer's CPU seconds divided by those of ours."""
 
 Metrics = Mapping[str, float]
 Show = Callable[[Metrics], str]
@@ -35,10 +42,38 @@ def shown(name: str, form: str = ".3f") -> Show:
 LOSS = shown("loss")
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Which contenders train for how long."""
+
+    seconds: float
+    """CPU seconds of each training of the peer."""
+    slices: int
+    rates: tuple[str, ...]
+    """Learning rates at the peer's sizes."""
+    defaults_only: bool = False
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Plan:
+        return cls(arguments.seconds, arguments.slices, tuple(arguments.rates), arguments.defaults_only)
+
+    @property
+    def slice(self) -> str:
+        """CPU seconds of a slice."""
+        return str(self.seconds / self.slices)
+
+    @property
+    def preset_slice(self) -> str:
+        """CPU seconds of a slice of the row of default settings."""
+        return str(self.seconds / self.slices / (SHORTER if self.defaults_only else 1))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=240, help="loss: CPU seconds of each training")
     parser.add_argument("--slices", type=int, default=24, help="loss: number of measurements during training")
     parser.add_argument("--rates", nargs="+", default=["3e-4", "1e-3"], help="loss: learning rates at the peer's sizes")
+    only = f"loss: ours with default settings alone, for 1/{SHORTER} of the CPU seconds"
+    parser.add_argument("--defaults-only", action="store_true", help=only)
 
 
 def add_code_arguments(parser: argparse.ArgumentParser, home: Path, tokenizer: str, kind: str) -> None:
@@ -48,15 +83,21 @@ def add_code_arguments(parser: argparse.ArgumentParser, home: Path, tokenizer: s
 
 
 def contenders(
-    rates: Iterable[str], peer: Callable[[str, str], Contender], ours: Callable[[str, str], Contender]
+    plan: Plan, peer: Callable[[str, str, str], Contender], ours: Callable[[str, str, str], Contender]
 ) -> list[Contender]:
-    """Both sides at the peer's sizes for every learning rate, and ours with the preset; from a name and a setting."""
-    pairs = [(peer(f"peer, rate {rate}", rate), ours(f"ours, rate {rate}", rate)) for rate in rates]
-    return [*(contender for pair in pairs for contender in pair), preset_row(ours)]
+    """Both sides at the peer's sizes for every learning rate, and ours with the preset.
+
+    `peer` and `ours` take a name, a setting and the CPU seconds of a slice."""
+    chosen: list[Contender] = []
+    for rate in plan.rates:
+        chosen.append(peer(f"peer, rate {rate}", rate, plan.slice))
+        if not plan.defaults_only:
+            chosen.append(ours(f"ours, rate {rate}", rate, plan.slice))
+    return [*chosen, preset_row(plan, ours)]
 
 
-def preset_row(ours: Callable[[str, str], Contender]) -> Contender:
-    return ours(f"ours, default settings, preset {PRESET}", PRESET)
+def preset_row(plan: Plan, ours: Callable[[str, str, str], Contender]) -> Contender:
+    return ours(f"ours, default settings, preset {PRESET}", PRESET, plan.preset_slice)
 
 
 def compare_on_codes(
@@ -67,16 +108,16 @@ def compare_on_codes(
     columns: Mapping[str, Show],
 ) -> None:
     """Encode the data, and compare both sides on the codes; both take the name, `loss` and the worker's arguments."""
-    each = str(arguments.seconds / arguments.slices)
+    plan = Plan.of(arguments)
     with tempfile.TemporaryDirectory() as folder:
         codes = str(Path(folder) / "codes")
         encode(arguments.tokenizer, arguments.data, Path(codes))
         chosen = contenders(
-            arguments.rates,
-            lambda row, rate: peer(row, "loss", codes, rate, each),
-            lambda row, settings: ours(row, "loss", str(arguments.tokenizer), codes, settings, each),
+            plan,
+            lambda row, rate, each: peer(row, "loss", codes, rate, each),
+            lambda row, settings, each: ours(row, "loss", str(arguments.tokenizer), codes, settings, each),
         )
-        compare(name, chosen, arguments.slices, {"loss of averaged weights": shown("averaged loss"), **columns})
+        compare(name, chosen, plan.slices, {"loss of averaged weights": shown("averaged loss"), **columns})
 
 
 def compare(
@@ -97,13 +138,23 @@ def compare(
 
 
 def curves(chosen: list[Contender], show: Show) -> str:
-    """Table of the loss over CPU seconds, with one column per contender."""
+    """Table of the loss over CPU seconds, with one column per contender.
+
+    The seconds are those of the first one; another one that trains for shorter has its own in brackets."""
     names = [contender.name for contender in chosen]
     lines = [f"| CPU s | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for row in zip(*(contender.costs for contender in chosen), strict=True):
-        cells = " | ".join(f"{show(cost)} (step {cost['steps']:.0f})" for cost in row)
+        own = [f", {cost['trained']:.0f} s" if plainly_shorter(cost, row[0]) else "" for cost in row]
+        cells = " | ".join(
+            f"{show(cost)} (step {cost['steps']:.0f}{seconds})" for cost, seconds in zip(row, own, strict=True)
+        )
         lines.append(f"| {row[0]['trained']:.0f} | {cells} |")
     return "\n".join(lines) + "\n"
+
+
+def plainly_shorter(cost: Metrics, first: Metrics) -> bool:
+    """Whether a slice ended long before that of the first contender, and not by the length of a step."""
+    return cost["trained"] < 0.5 * first["trained"]
 
 
 def outcome(chosen: list[Contender], columns: Mapping[str, Show]) -> str:

@@ -128,14 +128,14 @@ def _millions(contender: Contender) -> str:
 # --- loss after equal time ----------------------------------------------------------------------------------------
 
 
-def compare_loss(home: Path, seconds: float, slices: int, rates: list[str]) -> None:
-    codes, tokenizer, each = str(prepared(home)), str(home / "tokenizer"), str(seconds / slices)
+def compare_loss(home: Path, plan: equal_time.Plan) -> None:
+    codes, tokenizer = str(prepared(home)), str(home / "tokenizer")
     chosen = equal_time.contenders(
-        rates,
-        lambda name, rate: peer(name, "loss", codes, rate, each),
-        lambda name, settings: ours(name, "loss", tokenizer, codes, settings, each),
+        plan,
+        lambda name, rate, each: peer(name, "loss", codes, rate, each),
+        lambda name, settings, each: ours(name, "loss", tokenizer, codes, settings, each),
     )
-    equal_time.compare("mesh", chosen, slices, {"loss of averaged weights": equal_time.shown("averaged loss")})
+    equal_time.compare("mesh", chosen, plan.slices, {"loss of averaged weights": equal_time.shown("averaged loss")})
 
 
 def prepared(home: Path) -> Path:
@@ -182,7 +182,7 @@ def main() -> None:
         elif what == "generate":
             compare_generation(arguments.rounds, arguments.warmup)
         elif what == "loss":
-            compare_loss(arguments.home, arguments.seconds, arguments.slices, arguments.rates)
+            compare_loss(arguments.home, equal_time.Plan.of(arguments))
         elif what == "adjacency":
             compare_adjacency(arguments.rounds)
         else:

@@ -95,21 +95,26 @@ def _median(contender: Contender) -> float:
 # --- loss after equal time ----------------------------------------------------------------------------------------
 
 
-def compare_loss(home: Path, seconds: float, slices: int, rates: list[str], fronts: list[str]) -> None:
-    folder, each = str(prepared(home)), str(seconds / slices)
+def compare_loss(home: Path, plan: equal_time.Plan, fronts: list[str]) -> None:
+    folder = str(prepared(home))
     chosen: list[Contender] = []
-    for rate in rates:
+    for rate in plan.rates:
         for front in fronts:
             name = "peer" if front == "own" else "peer with a logarithm"
-            chosen.append(peer(f"{name}, rate {rate}", "loss", front, folder, rate, each))
-        for symbols in SYMBOLS:
-            chosen.append(ours(f"ours, {symbols}, rate {rate}", "loss", symbols, folder, rate, each))
-    chosen.append(equal_time.preset_row(lambda name, preset: ours(name, "loss", "bytes", folder, preset, each)))
+            chosen.append(peer(f"{name}, rate {rate}", "loss", front, folder, rate, plan.slice))
+        for symbols in () if plan.defaults_only else SYMBOLS:
+            chosen.append(ours(f"ours, {symbols}, rate {rate}", "loss", symbols, folder, rate, plan.slice))
+    preset = equal_time.preset_row(plan, lambda name, preset, each: ours(name, "loss", "bytes", folder, preset, each))
+    chosen.append(preset)
     columns = {"loss at its own temperature": equal_time.shown("loss at its own scale")}
     columns |= {f"R@{count}": equal_time.shown(f"R@{count}", ".1%") for count in task.FOUND_AMONG}
     columns |= {f"median rank of {task.HELD_OUT}": equal_time.shown("median rank", ".0f")}
-    equal_time.compare("mulan", chosen, slices, columns, lambda metrics: f"{metrics['loss']:.3f}, {metrics['R@1']:.1%}")
+    equal_time.compare("mulan", chosen, plan.slices, columns, loss_and_recall)
     print(f"loss at chance level: {task.chance():.3f}")
+
+
+def loss_and_recall(metrics: equal_time.Metrics) -> str:
+    return f"{metrics['loss']:.3f}, {metrics['R@1']:.1%}"
 
 
 def prepared(home: Path) -> Path:
@@ -162,7 +167,7 @@ def main() -> None:
         if what == "step":
             compare_steps(arguments.precision, arguments.rounds, arguments.warmup)
         elif what == "loss":
-            compare_loss(arguments.home, arguments.seconds, arguments.slices, arguments.rates, arguments.fronts)
+            compare_loss(arguments.home, equal_time.Plan.of(arguments), arguments.fronts)
         else:
             parser.error(f"'{what}' is not one of step, loss")
 

@@ -87,18 +87,31 @@ def test_a_column_of_some_contenders_is_empty_for_the_others(benchmarks: dict[st
     assert cells(table, "ours")[4] == "6.250"
 
 
-def test_every_rate_has_both_sides_and_the_preset_comes_last(benchmarks: dict[str, ModuleType]) -> None:
-    chosen = benchmarks["equal_time"].contenders(
-        ["3e-4", "1e-3"],
-        lambda name, rate: contender(benchmarks, f"{name}: {rate}"),
-        lambda name, settings: contender(benchmarks, f"{name}: {settings}"),
+def chosen_by(benchmarks: dict[str, ModuleType], defaults_only: bool) -> list[Any]:
+    equal_time = benchmarks["equal_time"]
+    return equal_time.contenders(  # type: ignore[no-any-return]
+        equal_time.Plan(480, 24, ("3e-4", "1e-3"), defaults_only),
+        lambda name, rate, seconds: contender(benchmarks, f"{name}: {rate}, {seconds} s"),
+        lambda name, settings, seconds: contender(benchmarks, f"{name}: {settings}, {seconds} s"),
     )
+
+
+def test_default_settings_alone_train_for_a_quarter_of_the_time_of_the_peer(benchmarks: dict[str, ModuleType]) -> None:
+    assert [each.name for each in chosen_by(benchmarks, defaults_only=True)] == [
+        "peer, rate 3e-4: 3e-4, 20.0 s",
+        "peer, rate 1e-3: 1e-3, 20.0 s",
+        "ours, default settings, preset small: small, 5.0 s",
+    ]
+
+
+def test_every_rate_has_both_sides_and_the_preset_comes_last(benchmarks: dict[str, ModuleType]) -> None:
+    chosen = chosen_by(benchmarks, defaults_only=False)
     assert [each.name for each in chosen] == [
-        "peer, rate 3e-4: 3e-4",
-        "ours, rate 3e-4: 3e-4",
-        "peer, rate 1e-3: 1e-3",
-        "ours, rate 1e-3: 1e-3",
-        "ours, default settings, preset small: small",
+        "peer, rate 3e-4: 3e-4, 20.0 s",
+        "ours, rate 3e-4: 3e-4, 20.0 s",
+        "peer, rate 1e-3: 1e-3, 20.0 s",
+        "ours, rate 1e-3: 1e-3, 20.0 s",
+        "ours, default settings, preset small: small, 20.0 s",
     ]
 
 
