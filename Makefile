@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: help setup demo test lint types unit compile-budget identity faults fuzz soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-saving bench-mfu bench-plan bench-view bench-shards speedrun browser figures reference migration results clean
+.PHONY: help setup demo test lint types unit compile-budget identity faults fuzz soak scale bench-vqgan bench-muse bench-mesh bench-mulan bench-soundstorm bench-video bench-overhead bench-saving bench-mfu bench-plan bench-view bench-shards speedrun browser figures reference migration results prove clean
 
 help:
 	@echo "make demo         set up, then train on synthetic images and show the result (under 10 minutes)"
@@ -33,6 +33,7 @@ help:
 	@echo "make figures      draw the layers in docs/architecture.md from the imports in the source"
 	@echo "make reference    write the pages of all configuration keys, docs/reference"
 	@echo "make migration    execute the usages of the original packages and write docs/migration*.md"
+	@echo "make prove        list the commands behind docs/results.md, find figures older than their code, and measure for MINUTES=60"
 	@echo "make results      run the longer experiments of docs/results.md (about 40 minutes; EMOJI=folder of the emoji)"
 
 setup: $(SETUP)
@@ -175,6 +176,10 @@ migration: setup
 results: setup
 	$(BIN)/quintet demo image --full --out runs/full
 	$(BIN)/python benchmarks/emoji.py $(EMOJI)
+
+# MINUTES=0 only lists and checks.
+prove: setup
+	$(BIN)/python benchmarks/prove.py --minutes $(or $(MINUTES),60)
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
