@@ -35,6 +35,10 @@ def package_source(package: Path) -> str:
     return f"npm:{about['name']}@{about['version']}"
 
 
+def read_rows(folder: Path) -> list[Row]:
+    return [Row(**json.loads(line)) for line in (folder / "metadata.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
 def write_rows(folder: Path, rows: Sequence[Row]) -> None:
     """Write the metadata of a folder, and print what is in it."""
     lines = (json.dumps(asdict(row), ensure_ascii=False) for row in sorted(rows, key=lambda row: row.file_name))
