@@ -1,8 +1,8 @@
 """Export a run as a starter model: `card.py RUN TARGET --summary TEXT --figures METRIC,... [--more FILE]`.
 
-Rounds the weights to bf16, evaluates the rounded model on the held-out items of its data, and writes the exported folder
-with `starter.json` (for `quintet models`) and a card: data, licences, command, metrics, hash. Paths of this machine are
-removed from its configuration. `--more` names a JSON file with further metrics.
+Rounds the weights to bf16, evaluates the rounded model on the held-out items of its data, and writes the exported
+folder with `starter.json` (for `quintet models`) and a card: data, licences, command, metrics, hash. Paths of this
+machine are removed from its configuration. `--more` names a JSON file with further metrics.
 """
 
 from __future__ import annotations

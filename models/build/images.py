@@ -20,7 +20,7 @@ from PIL import Image
 from resvg_py import svg_to_bytes
 
 from held_out import held_out, slug
-from rows import Row, checked_license, package_source, write_rows
+from rows import Row, begin, checked_license, finish, package_source
 
 SIDE = 64
 PNG_SETS = {
@@ -61,13 +61,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--emoji", action="store_true")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True)
+    target = arguments.out
+    arguments.out = begin(target)
     subjects = read_subjects(arguments.packages / "emojibase-data")
     rows = [row for package in PNG_SETS for row in png_set(arguments.packages / package, subjects, arguments)]
     if not arguments.emoji:
         for name in SVG_SETS:
             rows += svg_set(arguments.packages / "@iconify-json" / name, subjects, arguments.out)
-    write_rows(arguments.out, without_copies(arguments.out, rows))
+    finish(target, without_copies(arguments.out, rows))
 
 
 def read_subjects(package: Path) -> dict[str, Subject]:
@@ -156,7 +157,7 @@ def write_image(image: Image.Image, path: Path) -> None:
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     square = Image.new("RGBA", (SIDE, SIDE), "white")
     square.alpha_composite(image, ((SIDE - image.width) // 2, (SIDE - image.height) // 2))
-    square.convert("RGB").save(path, optimize=True)
+    square.convert("RGB").save(path)
 
 
 def without_copies(folder: Path, rows: list[Row]) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -39,11 +40,23 @@ def read_rows(folder: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in (folder / "metadata.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def write_rows(folder: Path, rows: Sequence[Row]) -> None:
-    """Write the metadata of a folder, and print what is in it."""
+def begin(target: Path) -> Path:
+    """An empty folder to prepare `target` in, so that nobody trains on half of it."""
+    if target.exists():
+        raise SystemExit(f"{target} exists; delete it first")
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def finish(target: Path, rows: Sequence[Row]) -> None:
+    """Write the metadata, give the folder its name, and print what is in it."""
+    partial = target.with_name(f"{target.name}.partial")
     lines = (json.dumps(asdict(row), ensure_ascii=False) for row in sorted(rows, key=lambda row: row.file_name))
-    (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (partial / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    partial.rename(target)
     splits = Counter(row.split for row in rows)
-    print(f"{folder}: " + ", ".join(f"{count} {split}" for split, count in sorted(splits.items())))
+    print(f"{target}: " + ", ".join(f"{count} {split}" for split, count in sorted(splits.items())))
     for (source, licence), count in sorted(Counter((row.source, row.license) for row in rows).items()):
         print(f"  {count:5d} {source} ({licence})")
