@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from quintet.common.files import refuse_existing
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, starters
 from quintet.common.weights.pretrained import WEIGHTS
 from quintet.common.weights.starters import ABOUT
 from quintet.config.text import STARTER
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--more", type=Path)
     arguments = parser.parse_args()
     refuse_existing(arguments.target, "delete it first")
+    refuse_held_out(Path(arguments.run))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         open_pipeline(arguments.run).save_pretrained(folder, dtype=torch.bfloat16)
@@ -57,6 +58,28 @@ def main() -> None:
 FILE = f"{WEIGHTS}.safetensors"
 
 
+def refuse_held_out(run: Path) -> None:
+    """Stop if the run was trained on an item that its data folder holds out now, as half of a folder would allow."""
+    data = json.loads((run / "data.json").read_text(encoding="utf-8"))
+    held_out = {row.file_name for row in read_rows(Path(data["path"])) if row.split == "validation"}
+    if leaked := held_out & set(data["train"]):
+        raise SystemExit(f"{run} was trained on {len(leaked)} held-out items, such as {min(leaked)}; train it again")
+
+
+def published(pipeline: Pipeline[Any]) -> dict[str, Any]:
+    """The keys of its frozen models, as references to the starter models that have their weights."""
+    known = [f"{STARTER}{name}" for name in starters.names()]
+    digests = {open_pipeline(reference).digest: starters.fetch(reference).reference for reference in known}
+    changes = {}
+    for key, frozen in pipeline.frozen.items():
+        if frozen.origin is None or frozen.origin.builtin:
+            continue
+        if frozen.digest not in digests:
+            raise SystemExit(f"the {key} of {pipeline.reference} is no starter model: train on {STARTER}NAME")
+        changes[key] = digests[frozen.digest]
+    return changes
+
+
 def write(
     pipeline: Pipeline[Any], target: Path, summary: str, figures: dict[str, float], rows: list[Row], digest: str
 ) -> None:
@@ -69,9 +92,7 @@ def write(
         "figures": figures,
     }
     changes = PRIVATE | ({"init": None} if pipeline.config.init else {})
-    if any(str(getattr(pipeline.config, key)).startswith("/") for key in pipeline.frozen):
-        raise SystemExit(f"{pipeline.reference} was not trained on starter models: name them with {STARTER}NAME")
-    contents = pipeline.with_keys(changes).contents(figures, torch.bfloat16)
+    contents = pipeline.with_keys(changes | published(pipeline)).contents(figures, torch.bfloat16)
     contents.json[ABOUT] = about
     contents.text["README.md"] = card(pipeline, target.name, about, rows, digest)
     checkpoint.write_folder(target, contents)

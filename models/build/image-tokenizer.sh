@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# starter:image-tokenizer, from emoji and icons of the npm registry: 50 minutes of one core.
+# starter:image-tokenizer, from emoji and icons of the npm registry: about 25 minutes of one core.
 source "$(dirname "$0")/common.sh"
 source "$HERE/emoji_packages.sh"
 [ -d "$WORK/images" ] || "$PYTHON" "$HERE/images.py" "$PACKAGES/node_modules" "$WORK/images"

@@ -1,6 +1,6 @@
 """Animated emoji at 64 pixels and 12 frames a second: `video.py NODE_MODULES OUT`, from the Fluent emoji (MIT).
 
-Every second emoji without skin tones. Held-out names are the validation split.
+Emoji without skin tones, people in one gender only. Held-out names are the validation split.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from quintet.media.video_writing import write_video
 from rows import Row, begin, checked_license, finish, package_source
 
 PACKAGES = tuple(f"@lobehub/fluent-emoji-anim-{number}" for number in range(1, 5))
-SIDE, RATE, EVERY_FRAME = 64, 12.0, 2
-FRAMES = 34
-EVERY = 2
+SIDE, RATE = 64, 12.0
+EVERY_FRAME = 2
+"""The files have 24 frames a second."""
+MIN_FRAMES, FRAMES = 3, 34
 
 
 def main() -> None:
@@ -35,11 +36,11 @@ def main() -> None:
         source = package_source(package)
         licence = checked_license("MIT" if "MIT" in (package / "README.md").read_text("utf-8") else "", source)
         found = [(path, subjects.get(points(path.stem))) for path in sorted((package / "assets").glob("*.webp"))]
-        known = [(path, subject) for path, subject in found if subject is not None]
-        held = [each for each in known if held_out("animated-emoji").has(each[1].label)]
-        for path, subject in [*(each for each in known[::EVERY] if each not in held), *held]:
+        for path, subject in found:
+            if subject is None or subject.gendered:
+                continue
             clip = frames(path)
-            if len(clip) <= EVERY_FRAME or subject.gendered:
+            if len(clip) < MIN_FRAMES:
                 continue
             file = f"{slug(subject.label)}.mp4"
             write_video(clip, folder / file, RATE)
