@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from quintet import registry
 from quintet.common.files import refuse_existing
 from quintet.common.weights import checkpoint, starters
 from quintet.common.weights.pretrained import WEIGHTS
@@ -72,7 +73,7 @@ def published(pipeline: Pipeline[Any]) -> dict[str, Any]:
     digests = {open_pipeline(reference).digest: starters.fetch(reference).reference for reference in known}
     changes = {}
     for key, frozen in pipeline.frozen.items():
-        if frozen.origin is None or frozen.origin.builtin:
+        if registry.find_builtin(str(getattr(pipeline.config, key))) is not None:
             continue
         if frozen.digest not in digests:
             raise SystemExit(f"the {key} of {pipeline.reference} is no starter model: train on {STARTER}NAME")
