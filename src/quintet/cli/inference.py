@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -127,6 +127,13 @@ def export(
         str | None,
         typer.Option(metavar="USER/NAME", help="Also upload it to the Hugging Face hub; a new repository is private."),
     ] = None,
+    dtype: Annotated[
+        Literal["float32", "bf16"],
+        typer.Option(
+            help="Precision of the stored weights. bf16 halves the size and rounds them, except those of a tokenizer "
+            "inside that would change."
+        ),
+    ] = "float32",
 ) -> None:
     """Export a model (safetensors, config.json, model card) for from_pretrained and for other runs."""
     if folder is None and push is None:
@@ -135,14 +142,24 @@ def export(
     origin = pipeline.origin
     metrics = _read_metrics(origin.folder, origin.step)
     places: list[str] = []
+
+    def write(target: Path) -> None:
+        if dtype == "bf16":
+            import torch
+
+            # The metrics are those of the weights before rounding.
+            pipeline.save_pretrained(target, {}, torch.bfloat16)
+        else:
+            pipeline.save_pretrained(target, metrics)
+
     if folder is not None:
-        pipeline.save_pretrained(folder, metrics)
+        write(folder)
         print_line(f"exported: {folder}")
         places.append(str(folder))
     if push is not None:
         from quintet.common.weights import hub
 
-        print_line(f"pushed: {hub.push(push, lambda target: pipeline.save_pretrained(target, metrics))}")
+        print_line(f"pushed: {hub.push(push, write)}")
         places.append(f"{HUB}{push}")
     print_line(f"in Python: quintet.{type(pipeline).__name__}.from_pretrained({places[0]!r})")
     print_next(("eval", places[0], *(() if folder is not None else ("--out", "eval.json"))))

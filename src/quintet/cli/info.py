@@ -1,4 +1,4 @@
-"""The commands `recipes`, `config`, `doctor`, `demo` and `version`."""
+"""The commands `recipes`, `config`, `models`, `doctor`, `demo` and `version`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,23 @@ def list_recipes() -> None:
     for problem in registry.problems():
         say(f"warning: {problem}")
     print_next(("config", "RECIPE"), ("demo", "image"))
+
+
+def list_models() -> None:
+    """List the starter models, which are part of quintet: what they are for, size, licences of their data, metrics."""
+    from quintet.common.weights import starters
+    from quintet.config.text import STARTER
+
+    for name in starters.names():
+        model = starters.read(name)
+        figures = ", ".join(f"{metric} {value:.4g}" for metric, value in model.figures.items())
+        print_result(f"{STARTER}{name}")
+        print_result(f"  {model.summary} ({model.recipe}, {model.size / 1e6:.1f} MB)")
+        print_result(f"  data: {', '.join(model.licenses)}")
+        print_result(f"  held-out data: {figures}")
+        print_result(f"  card: {starters.root() / name / 'README.md'}")
+    if not starters.names():
+        print_result("this installation has no starter models")
 
 
 def show_config(

@@ -31,7 +31,7 @@ def evaluate(
     pipeline, live = open_with_live(run)
     origin = pipeline.origin
     assert origin is not None
-    if (origin.builtin or origin.hub) and out is None:
+    if (origin.builtin or origin.pinned) and out is None:
         raise UsageError(f"{run} has no run folder: name a file for the metrics with --out")
     session = EvalSession.open(with_keys(pipeline, overrides, ("eval", "sample")), data, live)
     metrics = session.metrics()

@@ -22,7 +22,10 @@ Overrides = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 ModelReference = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run folder, RUN@STEP, RUN@best, exported folder, or hub:USER/NAME.")
+    str,
+    typer.Argument(
+        metavar="RUN", help="Run folder, RUN@STEP, RUN@best, exported folder, starter:NAME, or hub:USER/NAME."
+    ),
 ]
 
 

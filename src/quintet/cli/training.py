@@ -13,7 +13,7 @@ from quintet import registry
 from quintet.cli import launch
 from quintet.cli.shared import Overrides, RunFolder, print_line, print_next, print_result
 from quintet.common.logging import say
-from quintet.config.text import HUB
+from quintet.config.text import NAMED
 from quintet.errors import UsageError
 
 FEW = "few"
@@ -44,10 +44,15 @@ def train(
     ] = None,
     init: Annotated[
         str | None,
-        typer.Option(help="Fine-tune: start from the weights of this run, exported folder or hub:USER/NAME."),
+        typer.Option(
+            help="Fine-tune: start from the weights of this run, exported folder, starter:NAME or hub:USER/NAME."
+        ),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Trained tokenizer that a generator uses: run, exported folder or hub:USER/NAME.")
+        str | None,
+        typer.Option(
+            help="Trained tokenizer that a generator uses: run, exported folder, starter:NAME or hub:USER/NAME."
+        ),
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="Trained base model of a super-resolution model (muse): run or exported folder.")
@@ -55,8 +60,8 @@ def train(
     condition: Annotated[
         str | None,
         typer.Option(
-            help="Conditioning: for a soundstorm a trained mulan (run or exported folder); for a mesh-transformer the "
-            "word `points`, for point clouds of the meshes."
+            help="Conditioning: for a soundstorm a trained mulan (run, exported folder or starter:NAME); for a "
+            "mesh-transformer the word `points`, for point clouds of the meshes."
         ),
     ] = None,
     help: Annotated[
@@ -82,8 +87,8 @@ def train(
             allowed = " and ".join(f"--{key}" for key in keys)
             taken = f" (it takes {allowed})" if allowed else ""
             raise UsageError(f"'{recipe}' does not take --{name}{taken}")
-    if any(reference.startswith(HUB) for reference in frozen.values()):
-        from quintet.common.weights.hub import pinned
+    if any(reference.startswith(NAMED) for reference in frozen.values()):
+        from quintet.common.weights.named import pinned
 
         frozen = {name: pinned(reference) for name, reference in frozen.items()}
     path = {} if folder is None else {"data.path": configs.data_path(folder)}

@@ -61,8 +61,8 @@ class RunConfig(Section):
     preset: str | None = Field(None, description="Preset that this configuration is based on; null for none.")
     init: str | None = Field(
         None,
-        description="Run, exported folder or `hub:USER/NAME` whose weights this run starts from; null starts from "
-        "random weights.",
+        description="Run, exported folder, `starter:NAME` or `hub:USER/NAME` whose weights this run starts from; null "
+        "starts from random weights.",
     )
     data: DataConfig = Field(default_factory=DataConfig, description="Data.")
     model: Section = Field(default_factory=Section, description="Model.")

@@ -10,6 +10,10 @@ from quintet.config import Section
 
 HUB = "hub:"
 """Prefix of a reference to a model on the Hugging Face hub."""
+STARTER = "starter:"
+"""Prefix of a reference to a model that is part of quintet."""
+NAMED = (HUB, STARTER)
+"""Prefixes of models that are named instead of being a path."""
 PRETRAINED = "hf:"
 """Prefix of the folder or name of a pretrained model of `transformers`."""
 

@@ -32,7 +32,7 @@ from quintet.common.pixels import report_range
 from quintet.common.precision import autocast_dtype, choose_precision
 from quintet.common.weights import pretrained
 from quintet.common.weights.checkpoint import Contents, write_folder
-from quintet.common.weights.loading import weights_digest
+from quintet.common.weights.loading import rounded, unchanged, weights_digest
 from quintet.config import RunConfig
 from quintet.data.splits import Splits
 from quintet.data.tokenized import TokenEncoder
@@ -53,8 +53,8 @@ class Origin:
     step: int | None = None
     builtin: bool = False
     """Whether this is a built-in model; then `folder` is its name and does not exist on disk."""
-    hub: str | None = None
-    """The reference with commit and hash, if it is on the hub; then `folder` is in the local cache."""
+    pinned: str | None = None
+    """The reference with its hash, if it was opened by a name: on the hub, or a starter model."""
 
     @property
     def is_export(self) -> bool:
@@ -63,8 +63,8 @@ class Origin:
     @property
     def reference(self) -> str:
         """A reference that `from_pretrained` resolves to the same weights."""
-        if self.hub is not None:
-            return self.hub
+        if self.pinned is not None:
+            return self.pinned
         if self.builtin:
             return str(self.folder)
         return str(self.folder.resolve()) + ("" if self.is_export else f"@{self.step}")
@@ -111,8 +111,8 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     @classmethod
     def from_pretrained(cls, reference: str | Path, *, device: str | None = None) -> Self:
-        """Load a run, RUN@step, RUN@best, an exported folder, a built-in model by its name, or `hub:USER/NAME`; EMA
-        weights."""
+        """Load a run, RUN@step, RUN@best, an exported folder, a built-in model by its name, `starter:NAME` or
+        `hub:USER/NAME`; EMA weights."""
         from quintet.pipelines.loading import open_pipeline
 
         pipeline = open_pipeline(reference)
@@ -198,12 +198,16 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     # --- export ---------------------------------------------------------------------------------------------
 
-    def save_pretrained(self, folder: str | Path, metrics: Mapping[str, float] | None = None) -> None:
-        """Write the EMA weights and everything else that `from_pretrained` needs; frozen pipelines in subfolders."""
-        files.refuse_existing(Path(folder))
-        write_folder(Path(folder), self.contents(metrics))
+    def save_pretrained(
+        self, folder: str | Path, metrics: Mapping[str, float] | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        """Write the EMA weights and everything else that `from_pretrained` needs; frozen pipelines in subfolders.
 
-    def contents(self, metrics: Mapping[str, float] | None = None) -> Contents:
+        `dtype` is that of the stored weights; None: as they are."""
+        files.refuse_existing(Path(folder))
+        write_folder(Path(folder), self.contents(metrics, dtype))
+
+    def contents(self, metrics: Mapping[str, float] | None = None, dtype: torch.dtype | None = None) -> Contents:
         """The contents of an export, by file name."""
         metadata = {
             "recipe": self.recipe,
@@ -214,8 +218,12 @@ class Pipeline(ABC, Generic[ConfigT]):
         contents = pretrained.export_contents(self.model, metadata)
         for name in self.modules.keys() - {self.exported}:
             contents.tensors[name] = self.modules[name].state_dict()
+        if dtype is not None:
+            contents.tensors = {name: rounded(tensors, dtype) for name, tensors in contents.tensors.items()}
         for name, pipeline in self.frozen.items():
             inside = pipeline.contents()
+            if dtype is not None:  # the configuration has the hash of the frozen weights, which must not change
+                inside.tensors = {file: unchanged(tensors, dtype) for file, tensors in inside.tensors.items()}
             for kind in ("tensors", "json", "text"):
                 own = getattr(inside, kind)
                 getattr(contents, kind).update({f"{name}/{file}": value for file, value in own.items()})

@@ -14,7 +14,7 @@ from quintet import config as configs
 from quintet import registry
 from quintet.common.logging import say
 from quintet.common.memory import building
-from quintet.common.weights import checkpoint, hub, lora, pretrained
+from quintet.common.weights import checkpoint, lora, named, pretrained
 from quintet.common.weights.loading import load_module, read_meta
 from quintet.common.weights.pruning import again_if_pruned, reading
 from quintet.common.weights.run_reader import CONFIG_FILE, check_run, was_edited
@@ -34,14 +34,15 @@ _MOVING = ("", "latest", "best")
 def open_pipeline(reference: str | Path) -> Pipeline[Any]:
     """Load `RUN`, `RUN@step`, `RUN@best`, an exported folder, one of `transformers`, or a built-in model by its name.
 
-    The pipeline is on the CPU, in float32 and in eval mode. `hf:NAME` is a model in the local Hugging Face cache, and
-    `hub:USER/NAME` is downloaded. A folder with the name of a built-in model is `./NAME`.
+    The pipeline is on the CPU, in float32 and in eval mode. `hf:NAME` is a model in the local Hugging Face cache,
+    `hub:USER/NAME` is downloaded, and `starter:NAME` is part of quintet. A folder with the name of a built-in model is
+    `./NAME`.
     """
-    if hub.is_on_hub(reference):
-        snapshot = hub.fetch(str(reference))
+    if named.is_named(reference):
+        snapshot = named.fetch(str(reference))
         pipeline = open_pipeline(snapshot.folder)
         assert pipeline.origin is not None
-        pipeline.origin, pipeline.reference = replace(pipeline.origin, hub=snapshot.reference), str(reference)
+        pipeline.origin, pipeline.reference = replace(pipeline.origin, pinned=snapshot.reference), str(reference)
         return pipeline
     config = registry.find_builtin(reference) if isinstance(reference, str) else None
     text, which = _split(str(reference))

@@ -6,21 +6,18 @@ that other files under the same name are refused, and so that a known commit ope
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from quintet.common.files import one_line
-from quintet.common.weights import checkpoint
 from quintet.common.weights.checkpoint import MANIFEST
+from quintet.common.weights.snapshot import Snapshot, content_hash
 from quintet.config.text import HUB
 from quintet.errors import RunError, UsageError
 
@@ -31,22 +28,8 @@ _REFERENCE = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?(?:#([0-9a-f]{64}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The files of a model at a commit, in the local cache."""
-
-    folder: Path
-    reference: str
-    """`hub:user/name@COMMIT#HASH`"""
-
-
 def is_on_hub(reference: object) -> bool:
     return isinstance(reference, str) and reference.startswith(HUB)
-
-
-def pinned(reference: str) -> str:
-    """The reference with commit and hash; others than those to the hub are unchanged."""
-    return fetch(reference).reference if is_on_hub(reference) else reference
 
 
 def fetch(reference: str) -> Snapshot:
@@ -64,7 +47,7 @@ def fetch(reference: str) -> Snapshot:
             _refuse_pickles(reference, [each.rfilename for each in info.siblings or ()])
             commit = str(info.sha)
             folder = _download(hub, name, commit)
-    content = _hash(folder)
+    content = content_hash(folder)
     if expected is not None and expected != content:
         raise UsageError(
             f"{reference.partition('#')[0]} does not have the files that were recorded (their hash is {content[:12]}…, "
@@ -127,13 +110,6 @@ def _refuse_pickles(reference: str, names: Sequence[str]) -> None:
     pickles = [name for name in names if name.endswith(_PICKLES)]
     found = f"only {pickles[0]}, and quintet reads no pickle" if pickles else "so it is no model that quintet can open"
     raise UsageError(f"{reference} has no safetensors weights, {found}")
-
-
-def _hash(folder: Path) -> str:
-    """A hash of all weights and settings of a folder."""
-    files = sorted(path for kind in ("*.safetensors", "*.json") for path in folder.rglob(kind))
-    hashes = {path.relative_to(folder).as_posix(): checkpoint.hash_file(path) for path in files}
-    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

@@ -61,6 +61,19 @@ def check_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]
             raise CheckpointError(f"{origin}: '{key}' has shape {shapes[key]}, the model expects {tuple(value.shape)}")
 
 
+def rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The floating-point tensors in `dtype`, and the others."""
+    return {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in tensors.items()}
+
+
+def unchanged(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors in `dtype`, if it holds exactly their values; others as they are."""
+    small = rounded(tensors, dtype)
+    return {
+        key: small[key] if torch.equal(small[key].to(tensor), tensor) else tensor for key, tensor in tensors.items()
+    }
+
+
 def weights_digest(name: str, model: nn.Module) -> str:
     """SHA-256 of a model's weights and name: models with equal digests encode identically."""
     return tensors_digest(name, model.state_dict())

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from quintet.common.files import refuse_existing
-from quintet.common.weights import checkpoint, hub, lora
+from quintet.common.weights import checkpoint, lora, named
 from quintet.common.weights.loading import copy_tensors
 from quintet.config import Section, migrated
 from quintet.errors import UsageError
@@ -29,8 +29,8 @@ class Pretrained:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Load the model of an exported folder or `hub:USER/NAME`, on the CPU and in eval mode."""
-        path = hub.fetch(str(folder)).folder if hub.is_on_hub(folder) else Path(folder)
+        """Load the model of an exported folder, `starter:NAME` or `hub:USER/NAME`, on the CPU and in eval mode."""
+        path = named.fetch(str(folder)).folder if named.is_named(folder) else Path(folder)
         checkpoint.verify_used(path)
         settings = read_settings(path)
         if settings.get("class") != cls.__name__:

@@ -10,7 +10,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from quintet.common.weights import hub
+from quintet.common.weights import named
 from quintet.common.weights.pretrained import CONFIG, pickle_hint, read_settings
 from quintet.config import RunConfig, migrated, read_yaml
 from quintet.config.tree import Tree
@@ -69,7 +69,7 @@ def model_keys(reference: str, recipe: str, schema: type[RunConfig]) -> Tree:
 
 def _settings_of(reference: str) -> Tree:
     """The configuration of a run, or that in an export with its recipe; empty if there is none."""
-    reference = str(hub.fetch(reference).folder) if hub.is_on_hub(reference) else reference
+    reference = str(named.fetch(reference).folder) if named.is_named(reference) else reference
     text = reference if "@" not in reference or os.path.exists(reference) else reference.rpartition("@")[0]
     folder = Path(text)
     try:
