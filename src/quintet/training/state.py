@@ -131,7 +131,11 @@ class TrainingState:
         self.ema = EMA(config.ema, task.modules, task.averaged, share, sharded) if config.ema.enabled else None
         if engine is not None and sharded:
             # The EMA was copied before: sharded modules cannot be copied. Optimizers are created after sharding.
-            engine.shard(task.modules)
+            if task.deferred is None:
+                engine.shard(task.modules)
+            else:
+                task.deferred.shard(task.modules.values(), self.device, partial(engine.shard, task.modules))
+                task.deferred = None
             if self.ema:
                 engine.shard(self.ema.modules)
                 self.ema.allocate()
