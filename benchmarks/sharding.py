@@ -7,7 +7,9 @@ results of all processes as one line of JSON.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -29,6 +31,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--ema", choices=("false", "true"), default="true", help="value of ema.enabled")
     options = parser.parse_args()
     keys = {
         "tokenizer": "coordinates:32",
@@ -38,10 +41,13 @@ def main() -> None:
         "train.steps": options.steps,
         "engine.fsdp": options.fsdp == "true",
         "engine.threads": 1,
+        "ema.enabled": options.ema == "true",
         "data.path": str(options.data.resolve()),
         "data.num_workers": 0,
         "log.trackers": [],
     }
+    importlib.import_module("torch.distributed.fsdp")  # what it takes is no part of the model
+    before = peak_memory()
     settings = config.build(MeshTransformerConfig, preset="debug", overrides=keys)
     trainer = runs.new_trainer(settings, options.out, silent=True)
     start_peak = trainer.engine.memory_in_use()
@@ -55,6 +61,7 @@ def main() -> None:
     )
     own = {
         "state_megabytes": round(state_bytes / 2**20, 1),
+        "before_the_model_megabytes": round(before / 2**20),
         "start_peak_megabytes": round(start_peak / 2**20),
         "peak_megabytes": round(trainer.engine.memory_in_use() / 2**20),
         "cpu_seconds_of_a_step": round(statistics.median(steps), 3),
@@ -70,6 +77,11 @@ def main() -> None:
     trainer.close()
     trainer.engine.close()
     exit_process(0)
+
+
+def peak_memory() -> int:
+    """Peak memory of this process in bytes (Linux)."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _cpu_seconds(work: Callable[[], object]) -> float:

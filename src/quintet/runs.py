@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from quintet import config as configs
 from quintet import registry
+from quintet.common import collectives
 from quintet.common.memory import building
 from quintet.common.rank import RankInfo
 from quintet.common.weights import checkpoint
@@ -23,6 +25,7 @@ from quintet.pipelines.base import Pipeline
 from quintet.pipelines.loading import is_fixed, open_frozen, open_pipeline, read_weights
 from quintet.training import prepare
 from quintet.training.budget import choose
+from quintet.training.distributed.deferred import build_deferred
 from quintet.training.edits import edited_keys
 from quintet.training.engine import may_be_restarted
 from quintet.training.run_folder import Run, next_folder
@@ -145,9 +148,14 @@ def resumed_trainer(folder: Path, overrides: Mapping[str, Any], force: bool = Fa
 
 def make_task(config: RunConfig, frozen: Mapping[str, Pipeline[Any]]) -> Task[Any]:
     """The task with new weights, which depend only on `train.seed`."""
+    task_class = registry.find(config.recipe).task_class()
+    build = partial(task_class, config, frozen)
+    world_size = max(RankInfo.from_environment().world_size, collectives.world_size())
     torch.manual_seed(config.train.seed)
     with building(config):
-        return registry.find(config.recipe).task_class()(config, frozen)
+        if config.engine.fsdp and world_size > 1 and task_class.traits.shardable:
+            return build_deferred(build, config.train.seed)
+        return build()
 
 
 def open_start(config: RunConfig) -> Pipeline[Any]:

@@ -20,7 +20,7 @@ from quintet.common.device import own_device
 from quintet.common.files import refuse_existing
 from quintet.common.logging import track
 from quintet.common.rng import ItemRNG, seed_from
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, tensor_groups
 from quintet.config import AudioDataConfig, EngineConfig
 from quintet.config.text import PRETRAINED
 from quintet.data.audio import AudioFolder, audio_folder_splits
@@ -196,7 +196,7 @@ def read_centroids(path: Path) -> Centroids:
         if file.suffix != ".safetensors":
             raise ValueError("not a safetensors file")
         checkpoint.verify_used(file.parent)
-        tensors = checkpoint.read_tensors(file.parent, file.stem)
+        tensors = tensor_groups.read_tensors(file.parent, file.stem)
         centres, mean, deviation = (tensors[name].float() for name in ("centres", "mean", "deviation"))
         if centres.ndim != 2 or len(centres) < 2 or not mean.shape == deviation.shape == centres.shape[1:]:
             raise ValueError(f"centres of shape {tuple(centres.shape)}")

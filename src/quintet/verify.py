@@ -16,7 +16,7 @@ import torch
 
 import quintet
 from quintet import config as configs
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, tensor_groups
 from quintet.common.weights.loading import read_meta
 from quintet.common.weights.pruning import again_if_pruned, reading
 from quintet.config import RunConfig
@@ -198,7 +198,7 @@ def _compare(replayed: Path, target: Path) -> tuple[int, list[str]]:
 
 
 def _difference(replayed: Path, target: Path, name: str) -> str:
-    ours, theirs = (checkpoint.read_tensors(folder, name) for folder in (replayed, target))
+    ours, theirs = (tensor_groups.read_tensors(folder, name) for folder in (replayed, target))
     if ours.keys() != theirs.keys():
         return f"{name} has different tensors"
     differing = [key for key in ours if not torch.equal(ours[key], theirs[key])]

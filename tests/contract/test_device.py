@@ -159,6 +159,13 @@ def test_fp16_is_refused_where_a_loss_takes_gradients(pictures: Path, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_gpu_that_emulates_bf16_is_named(pictures: Path, tmp_path: Path) -> None:
+    words = ("train", "vqgan", pictures, "--out", tmp_path / "run", *TINY, "train.steps=1", "engine.precision=bf16")
+    with forked([], tmp_path / "said", partial(run_all, [[str(word) for word in words]])) as process:
+        assert process.end() == 0, process.seen
+    assert "warning: this GPU has no bf16 instructions" in log_text(tmp_path / "run")
+
+
 def test_two_gpus_train_what_one_cpu_does(recipe: str, case: Case, data: Path, tmp_path: Path) -> None:
     """The collectives of a training step, of validation and of saving are given tensors of the device only."""
     words = ("train", recipe, data, *case.tiny, *case.brief, *KEYS, "--out")

@@ -12,7 +12,7 @@ from torch import Tensor
 from contract.cases import Case
 from helpers import succeed
 from quintet import registry
-from quintet.common.weights import checkpoint
+from quintet.common.weights import tensor_groups
 
 Read = Counter[tuple[str, str]]
 """Folder and group of tensors, to how often it was read."""
@@ -22,13 +22,13 @@ Read = Counter[tuple[str, str]]
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     """Filled while commands run."""
     counted: Read = Counter()
-    original = checkpoint.read_tensors
+    original = tensor_groups.read_tensors
 
     def counting(folder: Path, name: str) -> dict[str, Tensor]:
         counted[str(folder.resolve()), name] += 1
         return original(folder, name)
 
-    monkeypatch.setattr(checkpoint, "read_tensors", counting)
+    monkeypatch.setattr(tensor_groups, "read_tensors", counting)
     return counted
 
 

@@ -19,7 +19,7 @@ from contract import worlds
 from contract.cases import CASES, case_of
 from helpers import accelerate_launch, executed, made_once, metrics, step_folder, steps_saved, tensor_hashes, torchrun
 from quintet import registry
-from quintet.common.weights import checkpoint
+from quintet.common.weights import tensor_groups
 
 EXACT = "engine.precision=fp64"
 """In fp64 the two must agree to 1e-12 in everything, in fp32 to 1e-5 in the losses."""
@@ -95,8 +95,8 @@ def test_two_processes_equal_one(recipe: str, name: str, data: Path, two_process
     if name != "fp32":
         for file in tensor_hashes(one, last):
             group = file.removesuffix(".safetensors")
-            ours, theirs = (checkpoint.read_tensors(step_folder(run, last), group) for run in (two, one))
-            assert checkpoint.is_sharded(step_folder(two, last), group) == (name == "sharded")
+            ours, theirs = (tensor_groups.read_tensors(step_folder(run, last), group) for run in (two, one))
+            assert tensor_groups.is_sharded(step_folder(two, last), group) == (name == "sharded")
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, file=file: file + text)
 
 
@@ -148,5 +148,5 @@ def test_two_processes_then_one_then_two_equal_one(
 
     for file in tensor_hashes(one, 12):
         group = file.removesuffix(".safetensors")
-        ours, theirs = (checkpoint.read_tensors(step_folder(run, 12), group) for run in (changing, one))
+        ours, theirs = (tensor_groups.read_tensors(step_folder(run, 12), group) for run in (changing, one))
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, file=file: file + text)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helpers import FORKS, TINY, error_line, quintet, step_folder, steps_saved, succeed
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, tensor_groups
 from quintet.pipelines import loading
 from viewing import serving, wait_for
 
@@ -27,7 +27,7 @@ def save_without_end(run: Path) -> None:
     newest = checkpoint.steps(root)[-1]
     names = [path.relative_to(newest).with_suffix("").as_posix() for path in newest.rglob("*.safetensors")]
     contents = checkpoint.Contents(
-        {name: checkpoint.read_tensors(newest, name) for name in names},
+        {name: tensor_groups.read_tensors(newest, name) for name in names},
         {"meta": checkpoint.read_json(newest, "meta")},
         {"config.yaml": (newest / "config.yaml").read_text()},
     )

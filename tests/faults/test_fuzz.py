@@ -27,7 +27,7 @@ from helpers import copied, made_once, renew_sums, succeed, tree
 from quintet import codes as codes_on_disk
 from quintet import config as configs
 from quintet import registry
-from quintet.common.weights import checkpoint, pretrained
+from quintet.common.weights import checkpoint, pretrained, tensor_groups
 from quintet.common.weights.loading import read_meta
 from quintet.data.index.captions import parse_csv, parse_jsonl, read_caption
 from quintet.data.index.folder import scan
@@ -308,7 +308,7 @@ def test_weights_of_a_checkpoint(recipe: str, saved: Path, here: Path, outside: 
     read = sealed(saved, lambda: open_pipeline(saved.parents[1]))
     count = fuzz(written(path, read), (sound, header_only), 20, outside)
     count += fuzz(
-        written(path, lambda: checkpoint.read_tensors(path.parent, path.stem)), (sound, header_only), 60, outside
+        written(path, lambda: tensor_groups.read_tensors(path.parent, path.stem)), (sound, header_only), 60, outside
     )
     ledger("fuzz", count)
 

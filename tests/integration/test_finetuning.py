@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from contract.cases import TINY_MUSE
 from helpers import TINY, error_line, made_once, quintet, step_folder, steps_saved, succeed, tensor_hashes, train_tiny
 from quintet.common.rng import ItemRNG
-from quintet.common.weights import checkpoint
+from quintet.common.weights import tensor_groups
 from quintet.common.weights.lora import merged
 from quintet.pipelines.loading import open_pipeline
 from quintet.registry import read_config
@@ -92,7 +92,7 @@ def test_two_processes_train_adapters_like_one(
     one = made_once(shared, "adapted-fp64", lambda folder: succeed(*words, "--out", folder))
     succeed(*words, "--out", tmp_path / "two", "engine.launch=2", *more)
     for group in ("maskgit", "ema/maskgit", "optim/generator"):
-        ours, theirs = (checkpoint.read_tensors(step_folder(run, 4), group) for run in (tmp_path / "two", one))
+        ours, theirs = (tensor_groups.read_tensors(step_folder(run, 4), group) for run in (tmp_path / "two", one))
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 

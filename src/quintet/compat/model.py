@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, tensor_groups
 from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
 from quintet.common.weights.pretrained import CONFIG, WEIGHTS, pickle_hint
 from quintet.compat.translation import CompatibilityNotice
@@ -136,7 +136,7 @@ class CompatModel(LossPasses, nn.Module):
             return self._load_checkpoint(folder)
         refuse_pickle(folder)
         for name, tensors in self.contents().tensors.items():
-            saved = checkpoint.read_tensors(folder, name)
+            saved = tensor_groups.read_tensors(folder, name)
             check_shapes(tensors, {key: tuple(value.shape) for key, value in saved.items()}, str(folder / name))
             with torch.no_grad():
                 for key, tensor in tensors.items():
@@ -149,7 +149,7 @@ class CompatModel(LossPasses, nn.Module):
         checkpoint.verify(folder)
         read_meta(folder, self.task_class.pipeline_class.recipe)
         for name, module in self.task.modules.items():
-            copy_tensors(module, checkpoint.read_tensors(folder, name), str(folder / name))
+            copy_tensors(module, tensor_groups.read_tensors(folder, name), str(folder / name))
         self._forget_training()
         return self
 

@@ -5,6 +5,7 @@ from quintet.config.budget import Budget
 from quintet.config.data import (
     AudioDataConfig,
     DataConfig,
+    EncodingConfig,
     ImageDataConfig,
     MeshDataConfig,
     VideoDataConfig,
@@ -54,6 +55,7 @@ __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "EMAConfig",
+    "EncodingConfig",
     "EngineConfig",
     "EvalConfig",
     "GenerateOptions",

@@ -38,6 +38,22 @@ class DataConfig(Section):
     )
 
 
+class EncodingConfig(Section):
+    """Keys of generators: how frozen models encode the data for the token cache."""
+
+    encode_batch_size: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="Number of items that are encoded at a time for the token cache; a few codes may depend on it.",
+    )
+    encode_precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Precision in which items are encoded for the token cache; bf16 is faster on GPUs and changes some "
+        "codes.",
+    )
+
+
 class ImageDataConfig(DataConfig):
     """Keys of image data."""
 

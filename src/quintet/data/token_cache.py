@@ -43,8 +43,6 @@ SHARD = 1024
 """Items of a shard: few enough to lose little work when a run is killed, many enough to have few files."""
 HELD = 256
 """Number of shards that are open from the start, and so survive the deletion of the cache; each is an open file."""
-BATCH = 32
-"""Items that the tokenizer encodes in one batch. Codes may depend on it where two are equally near."""
 LAUNCHER_VARIABLES = (
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID"),
@@ -76,10 +74,13 @@ class CacheKey:
     transform: str
     """`preprocessing_key` of the dataset."""
     variants: int
+    encoding: str = ""
+    """Batch size and precision of the encoder; empty for the defaults, so that their caches keep their names."""
 
     @property
     def name(self) -> str:
-        text = json.dumps([FORMAT, self.tokenizer, self.data, self.transform, self.variants])
+        parts = [FORMAT, self.tokenizer, self.data, self.transform, self.variants]
+        text = json.dumps([*parts, self.encoding] if self.encoding else parts)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -97,6 +98,8 @@ class TokenCache:
     """Field of an item that holds the codes."""
     workers: int = 0
     """Number of processes that read items for the encoder; 0 reads them in this process."""
+    batch_size: int = 32
+    """Number of items that are encoded at a time. Codes may depend on it where two are equally near."""
 
     def open(self) -> TokenDataset:
         """The codes as a dataset. Processes that open it at the same time share the encoding, shard by shard; those of
@@ -132,8 +135,8 @@ class TokenCache:
             self.progress(0, len(self.media))
         skipped: dict[int, str] = {}
         rows: list[list[Codes]] = []
-        starts = range(items.start, items.stop, BATCH)
-        groups = [range(start, min(start + BATCH, items.stop)) for start in starts]
+        size = self.batch_size
+        groups = [range(start, min(start + size, items.stop)) for start in range(items.start, items.stop, size)]
         for group in read_groups(self.media, self.collate, self.key.variants, groups, self.workers):
             rows += self._encode_group(group)
             skipped.update(group.skipped)
@@ -148,6 +151,8 @@ class TokenCache:
         encoded: dict[int, list[Codes]] = {item: [] for item in group.items if item not in group.skipped}
         for items, batch in group.variants:
             codes = self.encode(batch)
+            if codes.is_floating_point():
+                codes = codes.float()  # numpy has no bf16
             dtype = np.float32 if codes.is_floating_point() else np.int32
             for item, one in zip(items, codes.cpu().numpy().astype(dtype), strict=True):
                 if item in encoded:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quintet.common import files
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, tensor_groups
 from quintet.errors import CheckpointError, UsageError
 
 ITEMS = "items.jsonl"
@@ -59,7 +59,7 @@ def read_codes(folder: Path) -> tuple[Tensor, list[tuple[str, int]]]:
                 raise ValueError(f"{name} is a link")
         checkpoint.verify_used(folder)
         lines = checkpoint.read_regular(folder / ITEMS).decode("utf-8").splitlines()
-        codes = checkpoint.read_tensors(folder, CODES)[CODES]
+        codes = tensor_groups.read_tensors(folder, CODES)[CODES]
         if codes.ndim < 2 or codes.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"codes of type {codes.dtype} and shape {tuple(codes.shape)}")
         return codes, _items([json.loads(line) for line in lines if line.strip()], len(codes))

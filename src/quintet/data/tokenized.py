@@ -19,16 +19,22 @@ from typing import Any, Protocol, runtime_checkable
 from weakref import finalize
 
 import torch
+from torch import Tensor
 
 from quintet.common.batch import Batch, Collate, Dataset, Item
 from quintet.common.caches import default_folder
 from quintet.common.logging import say
+from quintet.common.precision import autocast_dtype
 from quintet.common.rng import ItemRNG
+from quintet.config import EncodingConfig
 from quintet.data.index.entry import Entry
 from quintet.data.index.shards import ShardEntries
 from quintet.data.python_dataset import PythonDataset
 from quintet.data.splits import Splits
 from quintet.data.token_cache import CacheKey, Encode, MediaDataset, TokenCache, TokenDataset
+
+CPU = torch.device("cpu")
+DEFAULT_ENCODING = EncodingConfig()
 
 
 @runtime_checkable
@@ -53,21 +59,43 @@ class TokenEncoder:
     encode: Encode
     field: str = "codes"
     """Field of an item that holds the result."""
+    device: torch.device = CPU
+    """The device on which it runs."""
+
+    def in_precision(self, precision: str) -> Encode:
+        """`encode` in another precision than that of the weights."""
+        dtype = autocast_dtype(precision)
+        if dtype is None:
+            return self.encode
+
+        def encode(batch: Batch) -> Tensor:
+            with torch.autocast(self.device.type, dtype):
+                return self.encode(batch)
+
+        return encode
 
 
 def tokenized_splits(
-    encoder: TokenEncoder, media: Splits, done: str, *, cache: str | None = None, variants: int = 1, workers: int = 0
+    encoder: TokenEncoder,
+    media: Splits,
+    done: str,
+    *,
+    cache: str | None = None,
+    variants: int = 1,
+    workers: int = 0,
+    encoding: EncodingConfig = DEFAULT_ENCODING,
 ) -> Splits:
     """The same items, encoded by a frozen model; `done` labels the progress messages ("clips encoded").
 
     `cache` is the folder of the token cache; None means the default folder of the user. Each training item is encoded
-    in `variants` augmented versions. `workers` processes read the media of data sets from files.
+    in `variants` augmented versions. `workers` processes read the media of data sets from files. Codes with another
+    `encoding` have another cache.
     """
     skipped = dict(media.skipped)
 
     def codes(source: Dataset, part: str, variants: int = 1) -> TokenDataset:
         assert isinstance(source, MediaDataset), "`metadata` returns captions without opening the media"
-        tokens = _encoded(encoder, source, part, variants, done, cache, workers)
+        tokens = _encoded(encoder, source, part, variants, done, cache, workers, encoding)
         skipped.update({tokens.name(item): reason for item, reason in tokens.skipped.items()})
         return tokens
 
@@ -116,21 +144,32 @@ def fresh_splits(encoder: TokenEncoder, media: Splits) -> Splits:
 
 
 def _encoded(
-    encoder: TokenEncoder, source: MediaDataset, part: str, variants: int, done: str, cache: str | None, workers: int
+    encoder: TokenEncoder,
+    source: MediaDataset,
+    part: str,
+    variants: int,
+    done: str,
+    cache: str | None,
+    workers: int,
+    encoding: EncodingConfig,
 ) -> TokenDataset:
     cacheable = isinstance(source, FileDataset)
     folder = Path(cache or default_folder()) if cacheable else Path(mkdtemp(prefix="quintet-codes-"))
     data, transform = "", ""
     if isinstance(source, FileDataset):
         data, transform = _identity(source.entries), source.preprocessing_key
-    key = CacheKey(encoder.digest, f"{part} {data}", transform, variants)
+    size, precision = encoding.encode_batch_size, encoding.encode_precision
+    is_default = (size, precision) == (DEFAULT_ENCODING.encode_batch_size, DEFAULT_ENCODING.encode_precision)
+    described = "" if is_default else f"{precision} in batches of {size}"
+    key = CacheKey(encoder.digest, f"{part} {data}", transform, variants, described)
 
     def progress(count: int, total: int) -> None:
         # Processes share the cached codes; codes that are not cached are encoded by every process.
         say(f"{done}: {count} of {total}", any_rank=cacheable)
 
     workers = workers if cacheable else 0  # a data set object may not be for several processes
-    tokens = TokenCache(folder, key, source, encoder.collate, encoder.encode, progress, encoder.field, workers).open()
+    encode = encoder.in_precision(precision)
+    tokens = TokenCache(folder, key, source, encoder.collate, encode, progress, encoder.field, workers, size).open()
     if not cacheable:
         # Two data set objects cannot be compared, so their codes are removed after the training.
         finalize(tokens, _remove, folder, os.getpid())

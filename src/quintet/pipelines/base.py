@@ -273,7 +273,7 @@ class Tokenizer(Pipeline[ConfigT]):
             with inference_mode(self.modules):
                 return self.encode_batch(batch.to(self.device, self.dtype))
 
-        return TokenEncoder(self.digest + numerics_of(self.device), self.collate, encode)
+        return TokenEncoder(self.digest + numerics_of(self.device), self.collate, encode, device=self.device)
 
 
 class Generator(Pipeline[ConfigT]):

@@ -14,7 +14,7 @@ from quintet import config as configs
 from quintet import registry
 from quintet.common.logging import say
 from quintet.common.memory import building
-from quintet.common.weights import checkpoint, lora, named, pretrained
+from quintet.common.weights import checkpoint, lora, named, pretrained, tensor_groups
 from quintet.common.weights.loading import load_module, read_meta
 from quintet.common.weights.pruning import again_if_pruned, reading
 from quintet.common.weights.run_reader import CONFIG_FILE, check_run, was_edited
@@ -182,7 +182,9 @@ def read_weights(pipeline: Pipeline[Any]) -> dict[str, dict[str, Tensor]]:
         names = {path.stem for path in folder.glob("*.safetensors")}
         names |= {path.name for path in folder.iterdir() if path.is_dir()} - {"ema", "optim"}
         return {
-            name: lora.merged(checkpoint.read_tensors(folder, AVERAGED + name if _is_averaged(folder, name) else name))
+            name: lora.merged(
+                tensor_groups.read_tensors(folder, AVERAGED + name if _is_averaged(folder, name) else name)
+            )
             for name in sorted(names)
         }
 

@@ -141,7 +141,8 @@ class Engine(Device):
         """Prepare modules for training: broadcast the weights of rank 0, compile, and wrap in DDP."""
         for module in modules.values():
             for tensor in (*module.parameters(), *module.buffers()):
-                collectives.broadcast(tensor.data)
+                if not tensor.is_meta:  # all processes compute the same values (DeferredInit)
+                    collectives.broadcast(tensor.data)
         if self.config.compile:
             self._regions = Regions(varying_shapes, self.compile_backend)
         return {

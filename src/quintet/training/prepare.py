@@ -12,7 +12,7 @@ import quintet
 from quintet.common import collectives, rank
 from quintet.common.batch import Dataset
 from quintet.common.device import own_device
-from quintet.common.precision import choose_precision
+from quintet.common.precision import choose_precision, has_bf16
 from quintet.common.weights import checkpoint
 from quintet.config import RunConfig, flatten
 from quintet.data.index.entry import no_training_items
@@ -152,6 +152,17 @@ def check_precision(task: Task[Any]) -> None:
             f"recipe {task.name} cannot be trained in fp16, in which the gradients that balance its losses underflow; "
             "set engine.precision=fp32, or bf16 if the GPU has it"
         )
+
+
+def precision_notes(config: RunConfig, device_type: str) -> list[str]:
+    """A warning for a GPU that emulates the precision of the run."""
+    is_emulated = config.engine.precision == "bf16" and device_type not in ("cpu", "mps") and not has_bf16(device_type)
+    if not is_emulated:
+        return []
+    return [
+        "warning: this GPU has no bf16 instructions and emulates them, which is slower than fp32: start a new run with "
+        "engine.precision=auto"
+    ]
 
 
 def resumed_config(old: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:

@@ -20,6 +20,7 @@ from quintet.errors import RunError, UsageError
 from quintet.training import patience, prepare
 from quintet.training.agreement import check_agreement
 from quintet.training.display import Display
+from quintet.training.distributed.deferred import recording
 from quintet.training.engine import Engine
 from quintet.training.finetuning import check_rates, choose_parameters
 from quintet.training.guard import NonFiniteGuard
@@ -63,7 +64,8 @@ class TrainingSession:
         task.config = config
         self.task = task
         self.run = run
-        choose_parameters(task)
+        with recording(task):
+            choose_parameters(task)
         check_rates(task)
         # Before the process group: an error that all processes raise must not look like the death of one of them. And
         # before the data: encoding it can take hours.
@@ -86,7 +88,8 @@ class TrainingSession:
         self.has_own_schedule = lr_schedule is not None
         self.lr_schedule = lr_schedule or schedule_of(self.config.optim)
         with building(self.config):
-            self.engine.to_device(task.modules)
+            with recording(task):
+                self.engine.to_device(task.modules)
             traits = task.traits
             self.modules = self.engine.wrap(
                 task.modules, traits.find_unused_parameters, traits.uncompiled, traits.varying_shapes
@@ -148,11 +151,13 @@ class TrainingSession:
     def _copy_initial(self, init: Weights, loader: Loader) -> None:
         """Copy what fits of the weights of `--init`. If they lack a part of the model, it is initialised from data."""
         origin = f"--init {self.config.init}"
-        new = copy_initial(self.task, init, origin)
+        with recording(self.task):
+            new = copy_initial(self.task, init, origin)
         if new:
             refuse_untrained(self.task, new, origin)
             self._init_from_data(loader)
-            copy_initial(self.task, init, origin)
+            with recording(self.task):
+                copy_initial(self.task, init, origin)
             self._notes.append(f"{origin} has no weights of these shapes, which start anew: {listed(new)}")
 
     def _make_state(self) -> None:

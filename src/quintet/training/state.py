@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import quintet
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, tensor_groups
 from quintet.common.weights.checkpoint import Contents
 from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
 from quintet.config import EMAConfig, RunConfig
@@ -131,7 +131,11 @@ class TrainingState:
         self.ema = EMA(config.ema, task.modules, task.averaged, share, sharded) if config.ema.enabled else None
         if engine is not None and sharded:
             # The EMA was copied before: sharded modules cannot be copied. Optimizers are created after sharding.
-            engine.shard(task.modules)
+            if task.deferred is None:
+                engine.shard(task.modules)
+            else:
+                task.deferred.shard(task.modules.values(), self.device, partial(engine.shard, task.modules))
+                task.deferred = None
             if self.ema:
                 engine.shard(self.ema.modules)
                 self.ema.allocate()
@@ -201,10 +205,10 @@ class TrainingState:
     def _restore_optimizer(self, state: PhaseState, folder: Path) -> None:
         origin = f"optim/{state.phase.name}"
         if _can_read_shards(state.parameters, folder, origin):
-            tensors = optim.allocate_state(state.parameters, checkpoint.sharded_shapes(folder, origin))
+            tensors = optim.allocate_state(state.parameters, tensor_groups.sharded_shapes(folder, origin))
             sharding.read(folder, origin, tensors)
         else:
-            tensors = checkpoint.read_tensors(folder, origin)
+            tensors = tensor_groups.read_tensors(folder, origin)
         optim.load_optimizer_tensors(state.optimizer, state.parameters, tensors, f"{folder / origin}.safetensors")
 
 
@@ -287,12 +291,14 @@ def load_sharded(module: nn.Module, folder: Path, name: str) -> None:
     """Like `load_module`, for a module that may be sharded: each process then reads only its own shard."""
     state = module.state_dict()
     if _can_read_shards(state, folder, name):
-        check_shapes(state, checkpoint.sharded_shapes(folder, name), str(folder / name))
+        check_shapes(state, tensor_groups.sharded_shapes(folder, name), str(folder / name))
         sharding.read(folder, name, state)
     else:
-        copy_tensors(module, checkpoint.read_tensors(folder, name), f"{folder / name}.safetensors", sharding.copy_into)
+        copy_tensors(
+            module, tensor_groups.read_tensors(folder, name), f"{folder / name}.safetensors", sharding.copy_into
+        )
 
 
 def _can_read_shards(tensors: Mapping[str, Tensor], folder: Path, name: str) -> bool:
     """Whether both tensors and checkpoint are sharded, so that each process can read only its own shard."""
-    return any(map(sharding.is_sharded, tensors.values())) and checkpoint.is_sharded(folder, name)
+    return any(map(sharding.is_sharded, tensors.values())) and tensor_groups.is_sharded(folder, name)

@@ -25,6 +25,7 @@ from quintet.pipelines.base import Frozen, Pipeline
 from quintet.training.phase import Modules, Output, Phase
 
 if TYPE_CHECKING:
+    from quintet.training.distributed.deferred import DeferredInit
     from quintet.training.engine import Engine
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -47,8 +48,8 @@ class Traits:
     varying_shapes: bool = False
     """Whether the shapes of batches vary, as lengths do: `engine.compile` then compiles for all sizes at once."""
     shardable: bool = False
-    """Whether the modules can be sharded (`engine.fsdp`): training only calls `forward`, no loss reads single weights,
-    and no weight is a scalar."""
+    """Whether the modules can be sharded (`engine.fsdp`): training only calls `forward`, neither a loss nor
+    `init_from_data` reads single weights, and no weight is a scalar."""
     takes_gradients: bool = False
     """Whether a loss takes gradients itself (`torch.autograd.grad`). Loss scaling does not reach them, and they
     underflow in fp16, so the task is not trained in fp16."""
@@ -84,6 +85,9 @@ class Task(ABC, Generic[ConfigT]):
     modules: dict[str, nn.Module]
     """All modules that are trained or saved, by name, without frozen models."""
     phases: Sequence[Phase]
+    deferred: DeferredInit | None = None
+    """With several processes and `engine.fsdp`: how the weights are computed, once the modules are sharded. Until then
+    the modules are on `meta`."""
 
     def __init__(self, config: ConfigT, frozen: Frozen | None = None, modules: Modules | None = None) -> None:
         self.frozen: Frozen = dict(frozen or {})

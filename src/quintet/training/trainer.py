@@ -48,7 +48,7 @@ from quintet.training.optim import clip_gradients, gradient_norm, set_learning_r
 from quintet.training.pace import Pace
 from quintet.training.peak import peak_flops
 from quintet.training.phase import Modules
-from quintet.training.prepare import change_length, data_record, schedule_notes, unreached_notes
+from quintet.training.prepare import change_length, data_record, precision_notes, schedule_notes, unreached_notes
 from quintet.training.run_folder import resume_command
 from quintet.training.schedule import schedule_of
 from quintet.training.session import TrainingSession
@@ -139,7 +139,8 @@ class Trainer(TrainingSession):
             self.trackers = make_trackers(self.config, self.run.folder)
         self.display.start(self.step, self.config.train.steps)
         if self.step < self.config.train.steps:
-            for note in [*self._notes, *description(self.task), *unreached_notes(self.config), *self._schedule_notes()]:
+            notes = [*self._notes, *precision_notes(self.config, self.device.type), *description(self.task)]
+            for note in [*notes, *unreached_notes(self.config), *self._schedule_notes()]:
                 self.print(note)
         self.stopwatch = Stopwatch()
         self._opened = time.perf_counter()

@@ -30,7 +30,6 @@ KEY = CacheKey("tokenizer", "data", "centre", variants=1)
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cache, "SHARD", 4)
-    monkeypatch.setattr(token_cache, "BATCH", 3)
 
 
 @dataclass
@@ -71,7 +70,7 @@ class Encoder:
 
 
 def cache(folder: Path, encoder: Encoder, media: Media | None = None, key: CacheKey = KEY) -> TokenCache:
-    return TokenCache(folder, key, media or Media(), collate, encoder)
+    return TokenCache(folder, key, media or Media(), collate, encoder, batch_size=3)
 
 
 def everything(source: token_cache.TokenDataset) -> list[int]:
@@ -263,12 +262,18 @@ def test_items_of_different_length_come_back_without_padding(tmp_path: Path) -> 
         assert len(shapes) > 4
 
 
-@pytest.mark.parametrize("change", [{"tokenizer": "x"}, {"data": "x"}, {"transform": "x"}, {"variants": 2}])
+@pytest.mark.parametrize(
+    "change", [{"tokenizer": "x"}, {"data": "x"}, {"transform": "x"}, {"variants": 2}, {"encoding": "x"}]
+)
 def test_codes_of_something_else_are_not_used(tmp_path: Path, change: dict[str, object]) -> None:
     cache(tmp_path, Encoder()).open()
     encoder = Encoder()
     cache(tmp_path, encoder, key=replace(KEY, **change)).open()  # type: ignore[arg-type]
     assert len(encoder.encoded) >= 10
+
+
+def test_a_cache_that_was_encoded_with_the_defaults_keeps_its_name() -> None:
+    assert KEY.name == "552393b4c149a5c34442bdbccb3208c5"
 
 
 def test_codes_survive_the_deletion_of_the_cache(tmp_path: Path) -> None:

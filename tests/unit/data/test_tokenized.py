@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from contract.cases import GOLDEN
-from quintet.common.batch import Dataset, Item
+from quintet.common.batch import Batch, Dataset, Item
 from quintet.common.rng import ItemRNG
-from quintet.config import ImageDataConfig
+from quintet.config import EncodingConfig, ImageDataConfig
 from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
-from quintet.data.tokenized import tokenized_splits
+from quintet.data.tokenized import TokenEncoder, tokenized_splits
 from quintet.pipelines.base import Tokenizer, as_tokenizer
 from quintet.pipelines.loading import open_pipeline
 
@@ -65,6 +66,37 @@ def test_other_preprocessing_has_its_own_cache(
     assert folders[0] < folders[1]
     tokenized_splits(tokenizer.token_encoder(), media(plain), "images encoded", cache=str(tmp_path))
     assert {*tmp_path.iterdir()} == folders[1]
+
+
+def recorded(tokenizer: Tokenizer[Any]) -> tuple[TokenEncoder, list[tuple[int, bool]]]:
+    """The encoder, and a list of the size of each batch and whether it was encoded in bf16."""
+    encoder, calls = tokenizer.token_encoder(), []
+
+    def encode(batch: Batch) -> Tensor:
+        calls.append((len(batch.names), torch.is_autocast_enabled("cpu")))
+        return encoder.encode(batch)
+
+    return replace(encoder, encode=encode), calls
+
+
+@pytest.mark.parametrize(
+    ("keys", "batches"),
+    [
+        ({"encode_batch_size": 20}, [(20, False), (18, False), (10, False)]),
+        ({"encode_precision": "bf16"}, [(32, True), (6, True), (10, True)]),
+    ],
+    ids=str,
+)
+def test_another_encoding_has_its_own_cache(
+    tokenizer: Tokenizer[Any], pictures: Path, tmp_path: Path, keys: dict[str, Any], batches: list[tuple[int, bool]]
+) -> None:
+    found = media(pictures / "images", validation_fraction=0.25)
+    expected = [(32, False), (6, False), (10, False)]
+    for chosen, calls in ((EncodingConfig(), expected), (EncodingConfig(**keys), batches), (EncodingConfig(), [])):
+        encoder, seen = recorded(tokenizer)
+        codes = tokenized_splits(encoder, found, "images encoded", cache=str(tmp_path), encoding=chosen)
+        assert seen == calls
+        assert len(codes.train) == 38
 
 
 def test_rewritten_shards_have_their_own_codes(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:

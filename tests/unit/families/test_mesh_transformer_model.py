@@ -15,6 +15,8 @@ from quintet.common.rng import ItemRNG
 from quintet.errors import UsageError
 from quintet.families.mesh_transformer.grammar import CanonicalCoordinates, whole_faces
 from quintet.families.mesh_transformer.model import PADDING, MeshTransformer
+from quintet.nn.attention import KVCache
+from quintet.nn.transformer import Transformer
 from quintet.sampling import autoregressive
 from quintet.sampling.autoregressive import Sampling
 from quintet.sampling.guidance import Conditioning
@@ -190,9 +192,9 @@ def test_an_empty_negative_text_equals_no_negative_text(
     model = make().eval()
     begin, text_masks = model.begin, []
 
-    def begin_and_record(conditioning: Conditioning, batch: int) -> Any:
+    def begin_and_record(conditioning: Conditioning, batch: int, **limit: Any) -> Any:
         text_masks.append(conditioning["text_mask"].any(1).tolist())
-        return begin(conditioning, batch)
+        return begin(conditioning, batch, **limit)
 
     monkeypatch.setattr(model, "begin", begin_and_record)
     model.generate(["a cup"], items(1), Sampling(guidance_scale=2.0), negative=negative)
@@ -284,7 +286,7 @@ def test_generation_is_the_same_with_and_without_the_cache(
         "prompts": prompts if prompted else None,
     }
     cached = model.generate(texts, items(6), **options)
-    monkeypatch.setattr(model, "begin", lambda conditioning, batch: UncachedState(model, conditioning, batch))
+    monkeypatch.setattr(model, "begin", lambda conditioning, batch, **limit: UncachedState(model, conditioning, batch))
     whole = model.generate(texts, items(6), **options)
     for one, other in zip(cached, whole, strict=True):
         assert torch.equal(one, other)
@@ -312,6 +314,23 @@ def test_logits_are_the_same_with_and_without_the_cache(kind: str) -> None:
             if sum(pieces) < MAX_FACES * SIZE:
                 piece = tokens[[2, 0], :1]
                 torch.testing.assert_close(cached.advance(piece), whole.advance(piece), **EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cache_is_as_long_as_the_longest_mesh_that_is_generated(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    start = Transformer.start
+
+    def noted(transformer: Transformer, batch: int, max_length: int, *context: Any) -> KVCache:
+        lengths.append(max_length)
+        return start(transformer, batch, max_length, *context)
+
+    monkeypatch.setattr(Transformer, "start", noted)
+    model = make(kind).eval()
+    model.generate(["a"], items(1), max_faces=2)
+    model.generate(["a"], items(1))
+    tokens = {"coarse_fine": [2 + 1, SIZE, MAX_FACES + 1, SIZE], "flat": [2 * SIZE + 1, MAX_FACES * SIZE + 1]}
+    assert lengths == tokens[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from helpers import quintet, succeed
 from quintet.common.batch import Batch
 from quintet.common.rng import ItemRNG
 from quintet.common.statistics import Statistics
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, tensor_groups
 from quintet.data.token_files import CODES, code_contents
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.config import SoundStormOptions
@@ -351,8 +351,8 @@ def test_the_critic_alone_is_trained_on_a_trained_generator(sounds: Path, tmp_pa
     succeed("train", "soundstorm", sounds, "--out", tmp_path / "first", *keys, "loss.train_only=generator")
     succeed("train", "soundstorm", sounds, "--out", run, *keys, "loss.train_only=critic", "--init", tmp_path / "first")
     last = Path("checkpoints", "step-00000012")
-    before = checkpoint.read_tensors(tmp_path / "first" / last / "ema", "soundstorm")
-    after = checkpoint.read_tensors(run / last, "soundstorm")
+    before = tensor_groups.read_tensors(tmp_path / "first" / last / "ema", "soundstorm")
+    after = tensor_groups.read_tensors(run / last, "soundstorm")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"to_score.weight", "to_score.bias"}
 

@@ -20,7 +20,7 @@ from toy import ToyTask, toy_config
 
 from quintet.common import files
 from quintet.common.rng import ItemRNG
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, tensor_groups
 from quintet.common.weights.checkpoint import Contents
 from quintet.common.weights.loading import load_module, read_meta
 from quintet.errors import CheckpointError
@@ -57,7 +57,7 @@ def test_a_written_checkpoint_is_read_back(tmp_path: Path) -> None:
     assert folder == tmp_path / "step-00000007"
     checkpoint.verify(folder)
     for name, tensors in made.tensors.items():
-        read = checkpoint.read_tensors(folder, name)
+        read = tensor_groups.read_tensors(folder, name)
         assert read.keys() == tensors.keys()
         for key, value in tensors.items():
             assert torch.equal(read[key], value)
@@ -73,7 +73,7 @@ def test_tied_weights_can_be_saved(tmp_path: Path) -> None:
     weight = torch.randn(3, 2)
     made = Contents(tensors={"net": {"embedding": weight, "head": weight, "part": weight[1:]}})
     folder = checkpoint.write(tmp_path, 1, made)
-    read = checkpoint.read_tensors(folder, "net")
+    read = tensor_groups.read_tensors(folder, "net")
     assert torch.equal(read["embedding"], weight)
     assert torch.equal(read["head"], weight)
     assert torch.equal(read["part"], weight[1:])
@@ -368,7 +368,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path, wrap: Any) -> None:
     else:
         (tmp_path / "net.safetensors").write_bytes(wrap({"weight": trap}))
     with pytest.raises(CheckpointError, match=r"cannot read .*net\.safetensors"):
-        checkpoint.read_tensors(tmp_path, "net")
+        tensor_groups.read_tensors(tmp_path, "net")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -376,7 +376,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path, wrap: Any) -> None:
 def test_an_oversized_header_is_refused(tmp_path: Path, size: int) -> None:
     (tmp_path / "net.safetensors").write_bytes(struct.pack("<Q", size) + b"{}" + b" " * 100)
     with pytest.raises(CheckpointError, match="header"):
-        checkpoint.read_tensors(tmp_path, "net")
+        tensor_groups.read_tensors(tmp_path, "net")
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_an_oversized_header_is_refused(tmp_path: Path, size: int) -> None:
 def test_files_that_hold_no_tensors_are_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "net.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"net\.safetensors"):
-        checkpoint.read_tensors(tmp_path, "net")
+        tensor_groups.read_tensors(tmp_path, "net")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])

@@ -259,10 +259,10 @@ def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, l
 
 
 def saved_and_loaded(tensors: dict[str, Tensor], folder: Any) -> dict[str, Tensor]:
-    from quintet.common.weights import checkpoint
+    from quintet.common.weights import checkpoint, tensor_groups
 
     checkpoint.write_folder(folder, checkpoint.Contents(tensors={"optim": tensors}))
-    return checkpoint.read_tensors(folder, "optim")
+    return tensor_groups.read_tensors(folder, "optim")
 
 
 @pytest.mark.parametrize("channels_last", [True, False])

@@ -23,7 +23,7 @@ from toy import BucketedTask, points, saved_hashes, toy_trainer, trained, weight
 
 from quintet.common import collectives
 from quintet.common.statistics import Statistics
-from quintet.common.weights import checkpoint
+from quintet.common.weights import checkpoint, tensor_groups
 from quintet.common.weights.checkpoint import Contents
 from quintet.config import EngineConfig
 from quintet.errors import CheckpointError, UsageError
@@ -384,7 +384,7 @@ def test_a_run_of_two_processes_resumes_in_one(ranks: Path, tmp_path: Path) -> N
 def test_a_sharded_run_resumes_in_one_process(ranks: Path, tmp_path: Path) -> None:
     data = {"data": points(**POISONED)}
     saved = checkpoint.folder_of(ranks / "runs" / "sharded" / "checkpoints", 6)
-    assert checkpoint.is_sharded(saved, "ema/net")
+    assert tensor_groups.is_sharded(saved, "ema/net")
     resumed = trained(ranks / "runs" / "sharded", resume=True, train__steps=8, **data)
     straight = trained(tmp_path / "run", **{**LOOP, **data, "train__steps": 8, "optim__decay_steps": 6})
     for key, value in weights(straight).items():
@@ -400,18 +400,23 @@ def test_a_sharded_checkpoint_is_complete(ranks: Path) -> None:
         *("meta.json", "note", "SHA256SUMS"),
     }
     assert [json.loads((ranks / f"parts-{rank}.json").read_text())["own rows"] for rank in range(WORLD)] == [3, 2]
-    net = checkpoint.read_tensors(folder, "net")
+    net = tensor_groups.read_tensors(folder, "net")
     assert torch.equal(net["weight"], torch.arange(15.0, dtype=torch.float64).view(5, 3))
     assert torch.equal(net["tied"], net["weight"])
     assert net["plain"].tolist() == [True, False]
-    assert checkpoint.sharded_shapes(folder, "net") == {"weight": (5, 3), "bias": (5,), "tied": (5, 3), "plain": (2,)}
+    assert tensor_groups.sharded_shapes(folder, "net") == {
+        "weight": (5, 3),
+        "bias": (5,),
+        "tied": (5, 3),
+        "plain": (2,),
+    }
 
 
 def test_torch_joins_the_shards_to_the_same_tensors(ranks: Path, tmp_path: Path) -> None:
     folder = checkpoint.folder_of(ranks / "parts", 1)
     consolidate_safetensors_files(str(folder / "deep" / "er"), str(tmp_path), {"weight": 1, "bias": 1})
     joined = load_file(tmp_path / "model-00001-of-00001.safetensors")
-    for key, value in checkpoint.read_tensors(folder, "deep/er").items():
+    for key, value in tensor_groups.read_tensors(folder, "deep/er").items():
         assert torch.equal(joined[key], value)
 
 
@@ -427,7 +432,7 @@ def test_a_missing_shard_is_noticed(ranks: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is missing"):
         checkpoint.verify(folder)
     with pytest.raises(CheckpointError, match="do not cover the tensor"):
-        checkpoint.read_tensors(folder, "net")
+        tensor_groups.read_tensors(folder, "net")
 
 
 def write_shards(folder: Path, *shards: tuple[Tensor, object]) -> None:
@@ -443,11 +448,11 @@ def test_shards_that_overlap_or_differ_in_dtype_are_refused(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         values = [torch.ones(2), torch.ones(2, dtype=torch.float64 if name == "dtypes" else None), torch.ones(2)]
         write_shards(tmp_path / name, *((each, [start]) for each, start in zip(values, starts, strict=True)))
-    for read in (checkpoint.read_tensors, checkpoint.sharded_shapes):
+    for read in (tensor_groups.read_tensors, tensor_groups.sharded_shapes):
         with pytest.raises(CheckpointError, match="overlap"):
             read(tmp_path / "overlap", "net")
     with pytest.raises(CheckpointError, match="different dtypes"):
-        checkpoint.read_tensors(tmp_path / "dtypes", "net")
+        tensor_groups.read_tensors(tmp_path / "dtypes", "net")
 
 
 @pytest.mark.parametrize(
@@ -462,6 +467,6 @@ def test_shards_that_overlap_or_differ_in_dtype_are_refused(tmp_path: Path) -> N
 )
 def test_a_shard_with_a_wrong_offset_is_refused(offsets: object, message: str, tmp_path: Path) -> None:
     write_shards(tmp_path, (torch.ones(2, 3), offsets))
-    for read in (checkpoint.read_tensors, checkpoint.sharded_shapes):
+    for read in (tensor_groups.read_tensors, tensor_groups.sharded_shapes):
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path, "net")

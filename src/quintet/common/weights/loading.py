@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from quintet.common.weights import checkpoint, lora
+from quintet.common.weights import checkpoint, lora, tensor_groups
 from quintet.errors import CheckpointError
 
 Weights = Mapping[str, Mapping[str, Tensor]]
@@ -33,7 +33,7 @@ def read_meta(folder: Path, recipe: str) -> dict[str, Any]:
 
 def load_module(module: nn.Module, folder: Path, name: str) -> None:
     """Copy saved tensors into a module, with adapters merged. It keeps its device, dtype and memory format."""
-    copy_tensors(module, lora.merged(checkpoint.read_tensors(folder, name)), f"{folder / name}.safetensors")
+    copy_tensors(module, lora.merged(tensor_groups.read_tensors(folder, name)), f"{folder / name}.safetensors")
 
 
 def copy_tensors(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from quintet.common.files import refuse_existing
-from quintet.common.weights import checkpoint, lora, named
+from quintet.common.weights import checkpoint, lora, named, tensor_groups
 from quintet.common.weights.loading import copy_tensors
 from quintet.config import Section, migrated
 from quintet.errors import UsageError
@@ -37,7 +37,7 @@ class Pretrained:
             raise UsageError(f"{path} holds a {settings.get('class')}, not a {cls.__name__}")
         model = cls(**migrated(cls.CONFIG, settings["model"], "model"))
         assert isinstance(model, nn.Module)
-        copy_tensors(model, checkpoint.read_tensors(path, WEIGHTS), str(path / f"{WEIGHTS}.safetensors"))
+        copy_tensors(model, tensor_groups.read_tensors(path, WEIGHTS), str(path / f"{WEIGHTS}.safetensors"))
         model.eval()
         return model
 

@@ -114,7 +114,7 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
                 return self.encode_batch(batch.to(self.device, self.dtype), num_quantizers)
 
         digest = f"{self.digest} {num_quantizers} levels{numerics_of(self.device)}"
-        return TokenEncoder(digest, self.collate, encode)
+        return TokenEncoder(digest, self.collate, encode, device=self.device)
 
 
 def _check_lengths(lengths: Tensor, waves: Tensor) -> None:

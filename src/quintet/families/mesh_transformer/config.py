@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from quintet.config import (
     LOGIT_CHUNK,
+    EncodingConfig,
     LogitChunk,
     MeshDataConfig,
     NegativePromptOptions,
@@ -111,7 +112,7 @@ class MeshTransformerModelConfig(TextConfig):
         return self
 
 
-class MeshTransformerDataConfig(MeshDataConfig):
+class MeshTransformerDataConfig(EncodingConfig, MeshDataConfig):
     variants: int = Field(
         8,
         ge=1,

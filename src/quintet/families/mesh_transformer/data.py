@@ -180,6 +180,7 @@ def encode_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
         cache=config.data.cache_dir,
         variants=variants,
         workers=config.data.num_workers,
+        encoding=config.data,
     )
     if config.model.condition == "none":
         return _small_enough_splits(config, codes)

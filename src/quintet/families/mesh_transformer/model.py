@@ -36,7 +36,7 @@ from quintet.nn.conditioning import (
 from quintet.nn.points import PointEncoder
 from quintet.nn.positions import EMBEDDING_SCALE
 from quintet.sampling import autoregressive
-from quintet.sampling.autoregressive import Legal, Rows, Sampling
+from quintet.sampling.autoregressive import Begin, Legal, Rows, Sampling
 from quintet.sampling.guidance import encode_prompts
 
 PADDING = -1
@@ -293,7 +293,8 @@ class MeshTransformer(Pretrained, nn.Module):
                 raise UsageError("this model is not conditioned on face counts (model.face_buckets=0)")
             cond |= self.faces(torch.tensor(face_counts))
         limit = self._face_limit(max_faces)
-        settings, begin = settings or Sampling(), self.begin
+        settings = settings or Sampling()
+        begin: Begin = partial(self.begin, max_faces=limit)
         if isinstance(self.stages, Woven):
             weaving = WovenDecoding(self, limit, holes=holes, is_guided=settings.guidance_scale != 1)
             begin, legal = weaving.begin, weaving.legal
@@ -313,10 +314,11 @@ class MeshTransformer(Pretrained, nn.Module):
         return self._faces(decoded)
 
     @torch.no_grad()
-    def begin(self, conditioning: Conditioning, batch: int) -> Rows:
-        """The decoding state of a batch, for `sampling/autoregressive.py`."""
+    def begin(self, conditioning: Conditioning, batch: int, max_faces: int | None = None) -> Rows:
+        """The decoding state of a batch of up to `max_faces`, for `sampling/autoregressive.py`."""
         assert not isinstance(self.stages, Woven)
-        return _DecodingState(self, self.stages.begin(*self.begin_rows(conditioning, batch)))
+        limit = self._face_limit(max_faces)
+        return _DecodingState(self, self.stages.begin(limit, *self.begin_rows(conditioning, batch)))
 
     def begin_rows(self, conditioning: Conditioning, batch: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The start and face count embeddings (batch, dim) of a batch, and its context with the mask."""

@@ -52,7 +52,6 @@ class CoarseFine(nn.Module):
         super().__init__()
         dim = config.dim
         self.tokens_per_face = tokens_per_face
-        self.max_faces = config.max_faces
         self.to_face = nn.Linear(tokens_per_face * dim, dim)
         self.coarse = text_transformer(config, config.max_faces + 1)
         self.fine = Transformer(
@@ -98,14 +97,20 @@ class CoarseFine(nn.Module):
         return Positions(by_face.index_select(0, faces).flatten().nonzero()[:, 0], faces)
 
     def begin(
-        self, start: Tensor, face_count: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None
+        self,
+        max_faces: int,
+        start: Tensor,
+        face_count: Tensor,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
     ) -> CoarseFineState:
+        """The state of decoding up to `max_faces`."""
         batch = len(start)
         return CoarseFineState(
             self,
             start[:, None],
             face_count[:, None],
-            self.coarse.start(batch, self.max_faces + 1, context, context_mask),
+            self.coarse.start(batch, max_faces + 1, context, context_mask),
             self.fine.start(batch, self.tokens_per_face),
         )
 
@@ -159,9 +164,8 @@ class Flat(nn.Module):
     def __init__(self, config: MeshTransformerModelConfig, tokens_per_face: int) -> None:
         super().__init__()
         self.tokens_per_face = tokens_per_face
-        self.max_length = config.max_faces * tokens_per_face + 1
         self.places = nn.Parameter(torch.randn(tokens_per_face, config.dim) * EMBEDDING_SCALE)
-        self.transformer = text_transformer(config, self.max_length)
+        self.transformer = text_transformer(config, config.max_faces * tokens_per_face + 1)
 
     def forward(
         self,
@@ -186,9 +190,16 @@ class Flat(nn.Module):
         return Positions(rows.flatten().nonzero()[:, 0])
 
     def begin(
-        self, start: Tensor, face_count: Tensor, context: Tensor | None = None, context_mask: Tensor | None = None
+        self,
+        max_faces: int,
+        start: Tensor,
+        face_count: Tensor,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
     ) -> FlatState:
-        cache = self.transformer.start(len(start), self.max_length, context, context_mask)
+        """The state of decoding up to `max_faces`."""
+        max_length = max_faces * self.tokens_per_face + 1
+        cache = self.transformer.start(len(start), max_length, context, context_mask)
         return FlatState(self, start[:, None], face_count[:, None], cache)
 
     def position_vectors(self, first: int, last: int) -> Tensor:

@@ -44,7 +44,6 @@ class Woven(nn.Module):
         super().__init__()
         assert config.num_codes is not None
         self.bins = config.num_codes - NUM_OPERATIONS
-        self.max_length = config.max_tokens(config.max_faces) + 1
         self.coordinates = nn.Embedding(self.bins + 1, COORDINATE_DIM)
         nn.init.normal_(self.coordinates.weight, std=EMBEDDING_SCALE)
         init_coordinates(self.coordinates.weight[1:])
@@ -53,7 +52,7 @@ class Woven(nn.Module):
         self.register_buffer("offsets", torch.tensor([0, *np.cumsum(COUNTS[:-1])]), persistent=False)
         self.from_state = nn.Linear(COORDINATES * COORDINATE_DIM, config.dim)
         self.to_copies = nn.Linear(config.dim, 2 * VERTICES)
-        self.transformer = text_transformer(config, self.max_length)
+        self.transformer = text_transformer(config, config.max_tokens(config.max_faces) + 1)
 
     offsets: Tensor
 
@@ -127,7 +126,7 @@ class WovenDecoding:
         self.rows = [WovenRow(stages.bins, self.max_faces, limit, self.holes) for _ in range(count)]
         self.readers = [StateReader(row.walk) for row in self.rows]
         self.start, self.face_count, context, context_mask = self.model.begin_rows(conditioning, batch)
-        self.cache: KVCache = stages.transformer.start(batch, stages.max_length, context, context_mask)
+        self.cache: KVCache = stages.transformer.start(batch, limit + 1, context, context_mask)
         return self
 
     @property

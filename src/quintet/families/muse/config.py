@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from quintet.config import ImageDataConfig, NegativePromptOptions
+from quintet.config import EncodingConfig, ImageDataConfig, NegativePromptOptions
 from quintet.config.masked import MaskGitRunConfig
 from quintet.config.presets import (
     BASE_GENERATOR,
@@ -24,7 +24,7 @@ from quintet.config.presets import (
 )
 
 
-class MuseDataConfig(ImageDataConfig):
+class MuseDataConfig(EncodingConfig, ImageDataConfig):
     flip: bool = Field(
         False,
         description="Flip half of the images horizontally; leave it off if captions name left or right.",

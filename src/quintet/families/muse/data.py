@@ -62,4 +62,5 @@ def _tokenized(config: MuseConfig, tokenizer: Tokenizer[Any], media: Splits) -> 
         cache=config.data.cache_dir,
         variants=config.data.variants,
         workers=config.data.num_workers,
+        encoding=config.data,
     )

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from quintet.config import NegativePromptOptions, VideoDataConfig
+from quintet.config import EncodingConfig, NegativePromptOptions, VideoDataConfig
 from quintet.config.masked import MaskGitLossConfig, MaskGitRunConfig, MaskGitSampleConfig
 from quintet.config.presets import (
     BASE_GENERATOR,
@@ -23,7 +23,7 @@ from quintet.config.presets import (
 )
 
 
-class PhenakiDataConfig(VideoDataConfig):
+class PhenakiDataConfig(EncodingConfig, VideoDataConfig):
     variants: int = Field(
         1,
         ge=1,

@@ -46,6 +46,7 @@ def clip_splits(config: PhenakiConfig, tokenizer: Tokenizer[Any]) -> Splits:
         cache=config.data.cache_dir,
         variants=config.data.variants,
         workers=config.data.num_workers,
+        encoding=config.data,
     )
 
 
@@ -224,7 +225,8 @@ def python_clip_splits(
     media = split_object(dataset, config.data, clips, validation, declared)
     if not cache:
         return fresh_splits(tokenizer.token_encoder(), media)
-    return tokenized_splits(tokenizer.token_encoder(), media, "clips encoded", variants=config.data.variants)
+    variants = config.data.variants
+    return tokenized_splits(tokenizer.token_encoder(), media, "clips encoded", variants=variants, encoding=config.data)
 
 
 def _check_conditioning(first: Mapping[str, Any], config: PhenakiConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from quintet.config import AudioDataConfig, NegativePromptOptions, RunConfig
+from quintet.config import AudioDataConfig, EncodingConfig, NegativePromptOptions, RunConfig
 from quintet.config.masked import CorruptionConfig, MaskedSampleConfig
 from quintet.config.presets import (
     BASE_GENERATOR,
@@ -113,7 +113,7 @@ class SoundStormModelConfig(TextConfig):
         return self.semantic_codes is not None or self.condition_dim is not None or self.text != "none"
 
 
-class SoundStormDataConfig(AudioDataConfig):
+class SoundStormDataConfig(EncodingConfig, AudioDataConfig):
     """Windows of audio clips: they are encoded once, so every epoch uses the same parts of each."""
 
     seconds: float = Field(

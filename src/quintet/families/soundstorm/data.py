@@ -145,7 +145,8 @@ def encode_splits(
 ) -> Splits:
     """The items of `media` as codes of the tokenizer, the pipeline of a codec, with the conditioning of each clip."""
     check_captions(config.model, media, "clips", config.data.allow_missing_captions)
-    cached = partial(tokenized_splits, cache=config.data.cache_dir, workers=config.data.num_workers)
+    data = config.data
+    cached = partial(tokenized_splits, cache=data.cache_dir, workers=data.num_workers, encoding=data)
     codes = cached(tokenizer.token_encoder(config.model.num_quantizers), media, "clips encoded")
     clips = embedded = None
     if conditioner is not None:

@@ -70,6 +70,5 @@ class MuLaNConditioner:
 
         data = self.mulan.config.data
         windows = f"{data.seconds:g} s every {data.stride:g} s, {data.max_windows} at most, loudness {data.loudness}"
-        return TokenEncoder(
-            f"{self.mulan.digest} {windows}{numerics_of(self.mulan.device)}", pad_windows, encode, "clip"
-        )
+        digest = f"{self.mulan.digest} {windows}{numerics_of(self.mulan.device)}"
+        return TokenEncoder(digest, pad_windows, encode, "clip", self.mulan.device)

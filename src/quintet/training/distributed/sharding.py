@@ -66,14 +66,20 @@ def copy_without_weights(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo=empty)
 
 
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Allocate the tensors of a module that are on `meta`; of a sharded module, the local shards."""
+    fill: Any = module._apply
+    fill(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+
+
 def allocate_shards(module: nn.Module, source: nn.Module) -> None:
     """Allocate the parameters of a sharded module on `meta`, with the values of another one of the same shards."""
     values = dict(source.named_parameters(remove_duplicate=False))
-    device = local_tensor(next(iter(values.values()))).device
-    fill: Any = module._apply
-    fill(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    allocate(module, local_tensor(next(iter(values.values()))).device)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         local_tensor(parameter).copy_(local_tensor(values[name]))
+    for copied, buffer in zip(module.buffers(), source.buffers(), strict=True):
+        copied.copy_(buffer)
 
 
 def set_gradient_sync(module: nn.Module, enabled: bool) -> None:
