@@ -23,8 +23,9 @@ import numpy as np
 from torch import Tensor
 
 from quintet import cli
-from quintet.families.audio_codec import model, task
-from quintet.media.audio import Samples, read_audio, write_audio
+from quintet.families.audio_codec import model, stereo, task
+from quintet.media.audio import read_audio, write_audio
+from quintet.media.audio_formats import Samples
 
 RATE = 16_000
 MAX_DELAY = 16
@@ -60,13 +61,12 @@ def left_and_right() -> Iterator[None]:
         return waves if waves.ndim == 2 else waves.flatten(0, 1)
 
     def from_signals(signals: Tensor, channels: int) -> Tensor:
-        return signals if channels == 1 else signals.unflatten(0, (-1, channels))
+        return signals if channels == 1 else signals.reshape(-1, channels, signals.shape[-1])
 
     metric = task.AudioCodecTask._si_sdr_sums  # of mid and side in any case
-    original = task.to_signals
 
     def si_sdr_sums(self: task.AudioCodecTask, *waves: Tensor) -> dict[str, Tensor]:
-        with mock.patch.object(task, "to_signals", original):
+        with mock.patch.object(task, "to_signals", stereo.to_signals):
             return metric(self, *waves)
 
     with (

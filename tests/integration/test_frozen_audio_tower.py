@@ -98,6 +98,23 @@ def test_a_model_that_is_no_audio_encoder_is_refused(data: Path, tmp_path: Path)
     assert "holds a model of type t5, which is none of clap, hubert" in error_line(outcome.errors)
 
 
+def test_a_plan_refuses_a_frozen_encoder(folders: dict[str, Path]) -> None:
+    encoder = f"model.audio.encoder=hf:{folders['hubert']}"
+    outcome = quintet("plan", "mulan", "--preset", "debug", "--device", "4090", encoder)
+    assert outcome.code == 2
+    assert "a plan cannot contain model.audio.encoder=hf:" in error_line(outcome.errors)
+
+
+def test_semantic_tokens_of_a_frozen_encoder_are_those_of_its_folder(
+    folders: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    succeed(*command(data, run, folders["hubert"]))
+    outcome = quintet("encode", run, data, "--layer", 1, "--clusters", 2, "--out", tmp_path / "tokens")
+    assert outcome.code == 2
+    assert "the audio tower of this mulan is frozen: use " in error_line(outcome.errors)
+
+
 def test_the_frozen_encoder_is_in_no_optimizer_and_shared_by_copies(folders: dict[str, Path]) -> None:
     keys: dict[str, Any] = {"dim": 16, "sample_rate": RATE, "encoder": f"hf:{folders['hubert']}"}
     mulan = MuLaN(audio=keys, text={"dim": 16, "depth": 1, "heads": 2, "head_dim": 8}, latent_dim=8)

@@ -51,4 +51,11 @@ class FrozenAudioTower(nn.Module):
 
 def make_audio_tower(config: AudioTowerConfig) -> AudioSpectrogramTransformer | FrozenAudioTower:
     """The tower that `model.audio.encoder` names."""
-    return FrozenAudioTower(config) if config.is_frozen else AudioSpectrogramTransformer(config)
+    if not config.is_frozen:
+        return AudioSpectrogramTransformer(config)
+    if torch.get_default_device().type == "meta":
+        raise UsageError(
+            f"a plan cannot contain model.audio.encoder={config.encoder}, whose weights it would have to load; plan "
+            "without it"
+        )
+    return FrozenAudioTower(config)

@@ -112,8 +112,10 @@ class MuLaNTask(Task[MuLaNConfig]):
         if "negative" in rows:
             negatives = collectives.gather_rows(rows["negative"]).unbind(1)
         losses = [
-            contrastive_loss(self.config.model.contrastive_loss, *views, negative)
-            for *views, negative in zip(audio, text, shared["scale"], shared["bias"], negatives, strict=True)
+            contrastive_loss(self.config.model.contrastive_loss, clips, texts, scale, bias, negative)
+            for clips, texts, scale, bias, negative in zip(
+                audio, text, shared["scale"], shared["bias"], negatives, strict=True
+            )
         ]
         best = similarities(audio[-1], text[-1]).detach().argmax(1)
         accuracy = (best == torch.arange(len(best), device=best.device)).float().mean()
