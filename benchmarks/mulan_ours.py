@@ -26,7 +26,7 @@ from quintet.common.rng import ItemRNG
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.model import MuLaN
 from quintet.families.mulan.task import MuLaNTask
-from quintet.families.mulan.towers import Prepared
+from quintet.families.mulan.towers import AudioSpectrogramTransformer, Prepared
 from quintet.training.engine import Engine
 from quintet.training.optim import clip_gradients, gradient_norm, set_learning_rate
 from quintet.training.state import TrainingState
@@ -67,6 +67,7 @@ def make_task(keys: Mapping[str, Any]) -> MuLaNTask:
 
 
 def about(model: MuLaN) -> dict[str, Any]:
+    assert isinstance(model.audio, AudioSpectrogramTransformer)
     towers = (model.audio.transformer, model.text.transformer)
     positions = sum(count_parameters(tower.positions) for tower in towers if tower.positions is not None)
     trunk = sum(map(count_parameters, towers)) - positions

@@ -35,6 +35,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "conv_dim": [8, 8, 8], "conv_stride": [5, 8, 8], "conv_kernel": [10, 8, 8], "num_feat_extract_layers": 3,
         "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
     },
+    "clap": {
+        "projection_dim": 8,
+        "text_config": {
+            "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 16,
+        },
+        "audio_config": {
+            "num_mel_bins": 16, "window_size": 4, "spec_size": 64, "patch_size": 2, "patch_stride": 2,
+            "hidden_size": 16, "patch_embeds_hidden_size": 8, "depths": [1, 1], "num_attention_heads": [2, 2],
+            "num_hidden_layers": 2,
+        },
+    },
     "wav2vec2-bert": {
         "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
         "feature_projection_input_dim": 160, "position_embeddings_type": None,
@@ -65,6 +77,14 @@ def model_of(kind: str, seed: int = 0, **changes: Any) -> Any:
 
 def make_model(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Path:
     model_of(kind, seed, **changes).save_pretrained(folder)
+    if kind == "clap":
+        from transformers import ClapFeatureExtractor
+
+        preprocessor = ClapFeatureExtractor(
+            feature_size=16, sampling_rate=RATE, hop_length=160, max_length_s=1, fft_window_size=512,
+            frequency_max=8000, truncation="rand_trunc",
+        )  # fmt: skip
+        preprocessor.save_pretrained(folder)
     return folder
 
 

@@ -92,6 +92,9 @@ TINY_AUDIO_CODEC = (
 BY_A_TRANSFORM = ("model.transform=32", "model.strides=[]", "model.latent_dim=null", "model.dim=8")
 """The same codec on loudness and phase of each frequency."""
 
+STEREO = (*BY_A_TRANSFORM, "model.channels=2", "model.num_quantizers=4")
+"""The same in stereo."""
+
 TINY_SOUNDSTORM = (
     *("--preset", "debug", f"tokenizer={GOLDEN / 'audio-codec-format-1' / 'hub'}"),
     *(f"condition={GOLDEN / 'mulan-format-1' / 'hub'}", "data.seconds=0.3", "model.dim=16", "model.depth=1"),
@@ -346,6 +349,7 @@ CASES: Mapping[str, Case] = {
             "model.quantizer=fsq model.codebook_size=256 model.activation=elu",
             "model.causal=true model.num_quantizers=1 optim.max_grad_norm=0.5",
             " ".join(BY_A_TRANSFORM),
+            " ".join(STEREO),
         ),
         golden=("eval.seconds=4",),
         prepare=hasten_the_death_of_codes,

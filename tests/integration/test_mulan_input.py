@@ -61,6 +61,23 @@ def test_long_captions_are_truncated_with_one_message(tmp_path: Path) -> None:
     assert len(record["train"]) + len(record["validation"]) == CLIPS
 
 
+def test_captions_and_texts_of_any_script_and_length_are_used_and_empty_ones_refused(tmp_path: Path) -> None:
+    scripts = ("長笛", "ドラム", "скрипка", "🎻", "עוגב", "กลอง", "flûte", "a flute")
+    data = clips(tmp_path / "data", lambda number: scripts[number])
+    run = tmp_path / "run"
+    succeed(*command(data, run))
+    said = succeed("search", run, data, "--text", "скрипка", "--top", "3").errors
+    assert "truncated" not in said
+    said = succeed("search", run, data, "--text", "長笛" * 60).errors
+    assert said.count("warning: text truncated to model.text.max_length=128: '長笛") == 1
+    for words in (("search", run, data), ("embed", run, "--out", tmp_path / "vectors.npz")):
+        for text in ("", "  "):
+            outcome = quintet(*words, "--text", text)
+            assert outcome.code == 2
+            assert error_line(outcome.errors) == "error: --text is empty; describe what to search for"
+    assert not (tmp_path / "vectors.npz").exists()
+
+
 def test_missing_captions_are_counted(tmp_path: Path) -> None:
     data = clips(tmp_path / "data", lambda number: None if number < 3 else f"tone {number}")
     outcome = quintet(*command(data, tmp_path / "run"))

@@ -77,6 +77,15 @@ def test_unknown_and_surplus_words_are_named(words: Path, tmp_path: Path) -> Non
     assert "prompt truncated to 15 words (model.text_length)" in said
 
 
+@pytest.mark.parametrize("text", ["", "  \t"])
+def test_an_empty_text_is_named_and_generates_without_a_text(words: Path, text: str, tmp_path: Path) -> None:
+    options = ("--text", "a flute", "--text", text, "--num", 1)
+    said = succeed("sample", words, *options, "--out", tmp_path / "out").errors
+    assert said.count("warning: a --text is empty; its clips are generated without a text") == 1
+    said = succeed("sample", words, "--num", 1, "--out", tmp_path / "none").errors
+    assert "empty" not in said
+
+
 def test_bytes_read_any_script(tmp_path: Path) -> None:
     for number, text in enumerate(("長笛", "ドラム", "скрипка", "🎻")):
         write_audio(tone(1600 + 160 * number), tmp_path / "data" / f"{number}.wav", RATE)
@@ -115,6 +124,28 @@ def test_kept_seconds_equal_the_reconstruction_of_the_codec(pipeline: SoundStorm
         assert not torch.allclose(wave[1000:1400], expected[1000:1400], atol=1e-3)
 
 
+@pytest.mark.parametrize("seconds", [None, 1.5], ids=["as long as the prompt", "longer"])
+def test_kept_seconds_of_a_long_clip_equal_the_reconstruction_of_the_codec(
+    words: Path, pipeline: SoundStormPipeline, seconds: float | None, tmp_path: Path
+) -> None:
+    """Over several windows of 0.3 s, whose codes are decoded as a stream."""
+    prompt = write_audio(tone(8000), tmp_path / "prompt.wav", RATE)
+    codec = open_pipeline(GOLDEN / "audio-codec-format-1" / "hub")
+    expected = codec.decode(codec.encode(torch.from_numpy(read_audio(prompt, RATE))))[0]  # type: ignore[attr-defined]
+    spans, made = (slice(0, 1600), slice(4000, 5600)), slice(2400, 3200)
+    keys = {"sample.steps": [1]}
+    (wave,) = pipeline.with_keys(keys)("a flute", prompt=prompt, keep="0-0.2,0.5-0.7", seconds=seconds)
+    for span in spans:
+        torch.testing.assert_close(wave[span], expected[span], rtol=0, atol=1e-5)
+    assert not torch.allclose(wave[made], expected[made], atol=1e-3)
+    options = ("--prompt", prompt, "--keep", "0-0.2,0.5-0.7", "--num", 1, "sample.steps=[1]", "--out", tmp_path / "out")
+    succeed("sample", words, *options, *(() if seconds is None else ("--seconds", seconds)))
+    written = torch.from_numpy(read_audio(tmp_path / "out" / "000.wav"))[0]
+    assert written.shape == wave.shape
+    for span in spans:  # a WAV file has 16 bits
+        torch.testing.assert_close(written[span], expected[span], rtol=0, atol=2**-16 + 1e-5)
+
+
 def test_parts_of_a_prompt_are_kept_by_the_command(words: Path, clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     succeed("sample", words, "--prompt", clip, "--keep", "0.1-0.3", "--seconds", 0.5, "--num", 1, "--out", out)
@@ -135,6 +166,9 @@ def test_a_silent_prompt_of_another_rate_is_used(words: Path, tmp_path: Path) ->
     said = succeed("sample", words, "--prompt", silent, "--keep", "0-0.1", "--num", 1, "--out", tmp_path / "out").errors
     assert "silent.wav: resampled from 22050 Hz to the 8000 Hz of the tokenizer" in said
     assert "silent.wav is silent" in said
+    said = succeed("sample", words, "--prompt", silent, "--num", 1, "--out", tmp_path / "continued").errors
+    assert said.count("warning: --prompt") == 1
+    assert read_audio(tmp_path / "continued" / "000.wav").shape == (1, 2400)
 
 
 def test_wrong_parts_of_a_prompt_are_refused(words: Path, clip: Path, tmp_path: Path) -> None:
@@ -143,6 +177,9 @@ def test_wrong_parts_of_a_prompt_are_refused(words: Path, clip: Path, tmp_path: 
         (("--keep", "0.4-0.5"), "--keep 0.4-0.5 is outside of the clip, which has 0.30 s"),
         (("--keep", "0-0.2,0.1-0.3"), "--keep 0-0.2 and 0.1-0.3 overlap"),
         (("--keep", "0.2-0.1"), "--keep 0.2-0.1: a range must end after its start"),
+        (("--keep", ""), "'' is not a range of seconds; write start-end"),
+        (("--keep", "-1-2"), "'-1-2' is not a range of seconds; write start-end"),
+        (("--keep", "0.1-0.1"), "--keep 0.1-0.1: a range must end after its start"),
         (("--keep", "start-end"), "--keep start-end: 'start-end' is not a range of seconds"),
         (("--keep", "0-0.3"), "nothing is left to generate"),
         (("--keep-quantizers", 2), "nothing is left to generate; keep fewer"),

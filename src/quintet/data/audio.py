@@ -1,9 +1,10 @@
 """Audio datasets: windows of the files of a captioned folder or of a Python data set, and their batches.
 
-An item holds `wavs` (windows, samples) float32, mono at the model's sampling rate; `lengths` (windows,) int64, the
-number of samples of each window; and the `metadata` of its file. In training an item has one window, at a random
-position for the item and the epoch; otherwise a long clip has several windows, or one of its full length. Datasets
-never pad a window, and `pad_windows` pads a batch to its longest window, with a mask.
+An item holds `wavs` (windows, samples) float32, mono at the model's sampling rate, or (windows, 2, samples) for a
+stereo model; `lengths` (windows,) int64, the number of samples of each window; and the `metadata` of its file. In
+training an item has one window, at a random position for the item and the epoch; otherwise a long clip has several
+windows, or one of its full length. Datasets never pad a window, and `pad_windows` pads a batch to its longest window,
+with a mask.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class AudioFolder(FolderDataset[Samples]):
     """Whether a clip is one window of its full length, outside training."""
     first_window_only: bool = field(default=False, kw_only=True)
     """Whether a clip is always its first window, in training too, so that it can be encoded once."""
+    channels: int = field(default=1, kw_only=True)
+    """1: files are mixed to mono. 2: stereo; both channels of a mono file are equal."""
     _headers: HeaderCache[AudioHeader] = field(default_factory=HeaderCache, init=False, repr=False)
     _last: tuple[int, MediaFile] = field(default=(-1, ""), init=False, repr=False)
 
@@ -69,6 +72,7 @@ class AudioFolder(FolderDataset[Samples]):
             stride = max(1, round(self.stride * self.rate))
             starts = audio.window_starts(frames, window, stride, self.max_windows)
         windows = [self._read(item, start, min(window, frames)) for start in starts]
+        windows = [self.with_axis(each) for each in windows]
         # A long clip is one window and no part of the cache, so it needs no copy.
         read = windows[0] if len(windows) == 1 and item not in self._cached else np.concatenate(windows)
         return {**self.metadata(item), **windows_of(read)}
@@ -84,7 +88,16 @@ class AudioFolder(FolderDataset[Samples]):
             cut = "whole"
         else:
             cut = f"{self.seconds:g} s every {self.stride:g} s, {self.max_windows} at most"
-        return f"{self.rate} Hz, {cut}, loudness {self.loudness}"
+        return f"{self.rate} Hz, {cut}, loudness {self.loudness}{self.channels_key}"
+
+    @property
+    def channels_key(self) -> str:
+        """The channels as part of `preprocessing_key`; nothing for mono, whose caches are older than stereo."""
+        return "" if self.channels == 1 else f", {self.channels} channels"
+
+    def with_axis(self, window: Samples) -> Samples:
+        """A window (channels, samples) with the axis of the windows of an item: (1, samples) or (1, 2, samples)."""
+        return window if self.channels == 1 else window[None]
 
     def file_rate(self, item: int) -> int | None:
         """Sampling rate of the file in Hz; None if the file cannot be read."""
@@ -120,28 +133,30 @@ class AudioFolder(FolderDataset[Samples]):
         return file
 
     def _read(self, item: int, start: int, count: int) -> Samples:
-        """One window, (1, count). The way of reading depends on the file alone, so caching changes no sample."""
+        """One window, (channels, count). The way of reading depends on the file alone, so caching changes no sample."""
         if self.frames(item) <= MAX_CACHED_WINDOWS * self.window:
             samples = self._full_clip(item)[:, start : start + count]
             return samples if self.loudness is None else to_loudness(samples, self.rate, self.loudness)
-        samples = audio.read_audio(self._file(item), self.rate, start=start, frames=count, header=self._header(item))
+        file, header = self._file(item), self._header(item)
+        samples = audio.read_channels(file, self.channels, self.rate, start=start, frames=count, header=header)
         return samples if self.loudness is None else to_loudness(samples, self.rate, self.loudness, in_place=True)
 
     def _full_clip(self, item: int) -> Samples:
         if item in self._cached:
             return self._cached[item]
-        samples = audio.read_audio(self._file(item), self.rate, header=self._header(item))
+        samples = audio.read_channels(self._file(item), self.channels, self.rate, header=self._header(item))
         return self._cache(item, samples, samples.nbytes)
 
 
 def windows_of(read: Samples) -> Item:
-    """The fields of windows (windows, samples)."""
+    """The fields of windows (windows, samples) or (windows, channels, samples)."""
     wavs = torch.from_numpy(read)
-    return {"wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[1])}
+    return {"wavs": wavs, "lengths": torch.full((len(wavs),), wavs.shape[-1])}
 
 
 def pad_windows(items: Sequence[Item]) -> dict[str, Any]:
-    """Batch of the windows of all items: `wavs` (windows, samples), padded with zeros to the longest window.
+    """Batch of the windows of all items: `wavs` (windows, samples), or (windows, channels, samples), padded with zeros
+    to the longest window.
 
     `lengths` (windows,) are the samples of each window, and `mask` (windows, samples) is true where a sample is not
     padding. `owners` (windows,) is the index in the batch of the item that each window belongs to; in training, with
@@ -149,9 +164,9 @@ def pad_windows(items: Sequence[Item]) -> dict[str, Any]:
     """
     fields = collate([{name: value for name, value in item.items() if name not in _OWN_LENGTH} for item in items])
     lengths = torch.cat([item["lengths"] for item in items])
-    longest = max(item["wavs"].shape[1] for item in items)
+    longest = max(item["wavs"].shape[-1] for item in items)
     fields["wavs"] = torch.cat(
-        [torch.nn.functional.pad(item["wavs"], (0, longest - item["wavs"].shape[1])) for item in items]
+        [torch.nn.functional.pad(item["wavs"], (0, longest - item["wavs"].shape[-1])) for item in items]
     )
     counts = torch.tensor([len(item["wavs"]) for item in items])
     fields["lengths"] = lengths
@@ -176,7 +191,12 @@ def mean_over_windows(values: Tensor, owners: Tensor, items: int) -> Tensor:
 
 
 def audio_folder_splits(
-    config: AudioDataConfig, rate: int, *, first_window_only: bool = False, uses_captions: bool | None = None
+    config: AudioDataConfig,
+    rate: int,
+    *,
+    channels: int = 1,
+    first_window_only: bool = False,
+    uses_captions: bool | None = None,
 ) -> Splits:
     """Splits of the folders that the configuration names.
 
@@ -190,6 +210,7 @@ def audio_folder_splits(
         loudness=config.loudness,
         full_clip=True,
         first_window_only=first_window_only,
+        channels=channels,
         memory=config.memory_megabytes * 2**20,
     )
     if isinstance(config, WindowedAudioDataConfig):
@@ -240,11 +261,13 @@ class PythonAudio(PythonDataset):
     """Whether every item must have a text."""
     first_window_only: bool = False
     """Whether a clip is always its first window, in training too."""
+    channels: int = 1
+    """1: mono. 2: stereo; both channels of a mono item are equal."""
 
     def load(self, item: int, rng: ItemRNG) -> Item:
         routed = self.routed(item)
-        wave = _wave(routed["wavs"])
-        frames, window = len(wave), max(1, round(self.config.seconds * self.rate))
+        wave = _wave(routed["wavs"], self.channels)
+        frames, window = wave.shape[-1], max(1, round(self.config.seconds * self.rate))
         if self.first_window_only:
             starts = [0]
         elif self.train:
@@ -254,7 +277,7 @@ class PythonAudio(PythonDataset):
         else:
             stride = max(1, round(self.config.stride * self.rate))
             starts = audio.window_starts(frames, window, stride, self.config.max_windows)
-        read = np.stack([self._normalised(wave[start : start + window]) for start in starts])
+        read = np.stack([self._normalised(wave[..., start : start + window]) for start in starts])
         return {**self._text(item, routed), **windows_of(read)}
 
     def metadata(self, item: int) -> Item:
@@ -274,16 +297,19 @@ class PythonAudio(PythonDataset):
         return {"token_ids": _ids(value)} if _is_ids(value) else {"texts": str(value)}
 
 
-def _wave(value: Any) -> Samples:
+def _wave(value: Any, channels: int) -> Samples:
+    """The waveform of an item: (samples,) if `channels` is 1, otherwise (channels, samples)."""
     if not _is_wave(value):
         what = f"{value.dtype} of shape {tuple(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
         raise UnreadableItem(f"has {what} for a sound; fractions are expected, one a sample")
     wave = value.detach().cpu().float().numpy() if isinstance(value, Tensor) else np.asarray(value, np.float32)
-    if wave.ndim == 2:
-        if len(wave) != 1:
-            raise UnreadableItem(f"has {len(wave)} channels; mix them to one")
+    if wave.ndim == 2 and len(wave) not in (1, channels):
+        raise UnreadableItem(f"has {len(wave)} channels; mix them to {'one' if channels == 1 else 'one or two'}")
+    if channels > 1:
+        wave = np.ascontiguousarray(np.broadcast_to(wave, (channels, wave.shape[-1])))
+    elif wave.ndim == 2:
         wave = wave[0]
-    if not len(wave):
+    if not wave.size:
         raise UnreadableItem("has no samples")
     if not np.isfinite(wave).all():
         raise UnreadableItem("has samples that are not finite")
@@ -308,11 +334,14 @@ def python_audio_splits(
     declared: Sequence[str] | None = None,
     captioned: bool = True,
     first_window_only: bool = False,
+    channels: int = 1,
     kind: type[PythonAudio] = PythonAudio,
 ) -> Splits:
     """Splits of a Python data set, by fraction and seed unless `validation` is another data set.
 
     Without `captioned`, texts are not read. With `first_window_only` an item is always the first window of its clip.
     """
-    make = partial(kind, rate=rate, config=config, captioned=captioned, first_window_only=first_window_only)
+    make = partial(
+        kind, rate=rate, config=config, captioned=captioned, first_window_only=first_window_only, channels=channels
+    )
     return split_object(dataset, config, make, validation, declared)

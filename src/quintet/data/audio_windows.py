@@ -42,12 +42,12 @@ class AudioWindows(AudioFolder):
 
     def load(self, item: int, rng: ItemRNG) -> Item:
         samples = self._read(item, self.starts[item], min(self.window, self.frames(item)))
-        return {**self.metadata(item), **windows_of(samples)}
+        return {**self.metadata(item), **windows_of(self.with_axis(samples))}
 
     @property
     def preprocessing_key(self) -> str:
         cut = f"up to {self.max_windows_per_file} windows of {self.seconds:g} s"
-        return f"{self.rate} Hz, {cut}, loudness {self.loudness}"
+        return f"{self.rate} Hz, {cut}, loudness {self.loudness}{self.channels_key}"
 
 
 def with_windows(splits: Splits, windows: int | Literal["all"]) -> Splits:

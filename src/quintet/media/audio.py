@@ -287,6 +287,25 @@ def read_audio(
     return result
 
 
+def read_channels(
+    path: MediaFile,
+    channels: int,
+    rate: int,
+    *,
+    start: int = 0,
+    frames: int | None = None,
+    header: AudioHeader | None = None,
+) -> Samples:
+    """A file or a window of it, as `read_audio` reads them, in mono (1) or in stereo (2): (channels, frames).
+
+    In stereo, a file that has not exactly two channels is mixed to mono, which both channels then are.
+    """
+    header = header or read_header(path)
+    mono = channels == 1 or header.channels != channels
+    samples = read_audio(path, rate, start=start, frames=frames, mono=mono, header=header)
+    return samples if len(samples) == channels else np.repeat(samples, channels, axis=0)
+
+
 def _inputs(header: AudioHeader, rate: int, start: int, count: int) -> tuple[int, int]:
     """First and last sample of a file that `count` samples at another rate depend on."""
     first, last = (start, start + count) if rate == header.rate else input_span(start, count, header.rate, rate)
@@ -377,13 +396,18 @@ def write_audio(samples: Samples | Tensor | Sequence[float], path: str | os.Path
 
 
 def write_chunks(chunks: Iterable[Samples | Tensor], path: str | os.PathLike[str], rate: int) -> Path:
-    """Write chunks (frames,) one after another as a 16-bit WAV file, atomically; only one chunk is in memory."""
+    """Write chunks (frames,) or (channels, frames) one after another as a 16-bit WAV file, atomically.
+
+    Only one chunk is in memory.
+    """
     with atomic_write(Path(path)) as temporary, temporary.open("wb") as file, wave.open(file, "wb") as writer:
-        writer.setnchannels(1)
-        writer.setsampwidth(2)
-        writer.setframerate(rate)
-        for chunk in chunks:
-            writer.writeframes(_pcm(chunk).astype("<i2").tobytes())
+        for number, chunk in enumerate(chunks):
+            pcm = np.atleast_2d(_pcm(chunk))
+            if number == 0:
+                writer.setnchannels(len(pcm))
+                writer.setsampwidth(2)
+                writer.setframerate(rate)
+            writer.writeframes(pcm.T.astype("<i2").tobytes())
     return Path(path)
 
 

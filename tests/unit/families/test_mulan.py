@@ -18,7 +18,7 @@ from quintet.config import build
 from quintet.data.audio import pad_windows
 from quintet.embeddings import embed_media
 from quintet.errors import UsageError
-from quintet.families.mulan.augment import drop_patches, drop_words, spec_augment
+from quintet.families.mulan.augment import drop_patches, drop_words, spec_augment, swap_parts
 from quintet.families.mulan.config import AudioTowerConfig, MuLaNConfig
 from quintet.families.mulan.pipeline import MuLaNPipeline
 from quintet.families.mulan.retrieval import best_ranks, caption_number, first_per_group, label_in, retrieval_metrics
@@ -357,6 +357,55 @@ def test_word_dropout_never_drops_all_words() -> None:
     assert min(len(short.split()) for short in shorter) == 1
     assert drop_words(texts[7:9], ItemRNG(0, [0, 0], [7, 8]), 1.0) == shorter[7:9]
     assert drop_words(["", "drum"], ItemRNG(0, [0, 0], [3, 4]), 1.0) == ["", "drum"]
+
+
+def test_a_swap_takes_the_part_of_another_caption_in_the_same_place() -> None:
+    texts = ["alto sax, note E4", "tuba, note C2", "a slow rising flute", "a fast falling flute", "", "drum"]
+    rng = ItemRNG(0, [3] * 6, range(6))
+    swapped = swap_parts(texts, rng, 1.0)
+    assert swapped == swap_parts(texts, rng, 1.0)
+    for text, other in zip(texts[:4], swapped[:4], strict=True):
+        assert other
+        assert caption_number(other) != caption_number(text)
+    parts = [set(text.split(", ")) for text in texts[:2]]
+    assert set(swapped[0].split(", ")) <= parts[0] | parts[1]
+    assert swapped[4] == ""
+    assert swap_parts(texts, rng, 0.0) == [""] * 6
+    assert swap_parts(["a flute", "A flute"], ItemRNG(0, [0, 0], [0, 1]), 1.0) == ["", ""]
+    assert swap_parts(["alone"], ItemRNG(0, [0], [0]), 1.0) == [""]
+    pair = ["alto sax, note E4", "tuba, note C2"]
+    assert swap_parts(pair, ItemRNG(0, [0, 0], [0, 1]), 1.0)[0] in ("tuba, note E4", "alto sax, note C2")
+
+
+def test_about_the_asked_fraction_of_captions_is_swapped() -> None:
+    texts = [f"note number {number}" for number in range(400)]
+    swapped = swap_parts(texts, ItemRNG(0, [0] * 400, range(400)), 0.25)
+    assert 70 < sum(map(bool, swapped)) < 130
+    assert all(text.startswith("note number ") for text in swapped if text)
+
+
+@pytest.mark.parametrize("encoder", ["bytes", "hf"])
+def test_hard_negatives_take_part_in_the_loss(encoder: str, tmp_path: Path) -> None:
+    name = encoder if encoder == "bytes" else f"hf:{make_folder(tmp_path / 't5')}"
+    plain, swapping = (
+        small_task(**{"data.text_swap_prob": swap, "data.word_dropout": 0.0, "model.text.encoder": name})
+        for swap in (0.0, 1.0)
+    )
+    swapping.mulan.load_state_dict(plain.mulan.state_dict())
+    texts = ["a red circle", "a blue square", "a red square", "a blue circle"]
+    items = [
+        {"wavs": wave[None], "lengths": torch.tensor([4000]), "texts": text}
+        for wave, text in zip(waves(*[4000] * 4), texts, strict=True)
+    ]
+    batch = Batch(pad_windows(items), tuple("abcd"), ItemRNG(0, [0] * 4, range(4)))
+    outputs = [task.forward(task.modules, batch, 0) for task in (plain, swapping)]
+    assert "negative" not in outputs[0]["rows"]
+    torch.testing.assert_close(outputs[1]["rows"]["text"], outputs[0]["rows"]["text"])
+    torch.testing.assert_close(outputs[1]["rows"]["negative"].norm(dim=-1), torch.ones(4, 1))
+    losses = [
+        task.loss(task.modules, batch, output, 0).value for task, output in zip((plain, swapping), outputs, strict=True)
+    ]
+    assert losses[1] > losses[0]
 
 
 # --- the pipeline -------------------------------------------------------------------------------------------------

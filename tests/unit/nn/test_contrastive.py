@@ -57,6 +57,32 @@ def test_identical_vectors_give_the_loss_of_chance() -> None:
     assert contrastive_loss("softmax", same, same, torch.tensor(10.0), NO_BIAS).item() == pytest.approx(math.log(9))
 
 
+def test_a_hard_negative_is_one_more_logit_of_its_own_row() -> None:
+    left, right, negatives = (directions(5, seed=seed) for seed in (0, 1, 2))
+    scale, bias = torch.tensor(3.0), torch.tensor(-1.0)
+    negatives[3] = 0  # has none
+    scores, hard = scale * left @ right.T, scale * (left * negatives).sum(1)
+    rows = torch.cat([scores, hard[:, None].masked_fill(torch.arange(5)[:, None] == 3, -torch.inf)], dim=1)
+    numbers = torch.arange(5)
+    expected = (F.cross_entropy(rows, numbers) + F.cross_entropy(scores.T, numbers)) / 2
+    torch.testing.assert_close(contrastive_loss("softmax", left, right, scale, bias, negatives), expected)
+    diagonal = torch.eye(5, dtype=torch.bool)
+    outside = rows.masked_fill(F.pad(diagonal, (0, 1)), -torch.inf).logsumexp(1)
+    both = outside + scores.masked_fill(diagonal, -torch.inf).logsumexp(0)
+    expected = (both / 2 - scores.diagonal()).mean()
+    torch.testing.assert_close(contrastive_loss("decoupled", left, right, scale, bias, negatives), expected)
+    plain = contrastive_loss("sigmoid", left, right, scale, bias)
+    expected = plain - F.logsigmoid(-(hard + bias))[[0, 1, 2, 4]].sum() / 5
+    torch.testing.assert_close(contrastive_loss("sigmoid", left, right, scale, bias, negatives), expected)
+    for kind in ("softmax", "decoupled", "sigmoid"):
+        none = contrastive_loss(kind, left, right, scale, bias, torch.zeros_like(negatives))  # type: ignore[arg-type]
+        torch.testing.assert_close(none, contrastive_loss(kind, left, right, scale, bias))  # type: ignore[arg-type]
+        given = left.clone().requires_grad_()
+        contrastive_loss(kind, given, right, scale, bias, negatives).backward()  # type: ignore[arg-type]
+        assert given.grad is not None
+        assert given.grad.isfinite().all()
+
+
 def test_similarities_ignore_autocast() -> None:
     left, right = directions(8).float(), directions(8, seed=1).float()
     with torch.autocast("cpu", torch.bfloat16):

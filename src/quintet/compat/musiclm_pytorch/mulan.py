@@ -22,6 +22,7 @@ from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.model import MuLaN as OwnMuLaN
 from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.task import MuLaNTask
+from quintet.families.mulan.towers import AudioSpectrogramTransformer as OwnAudioTransformer
 from quintet.training.phase import Output
 
 INITIAL_TEMPERATURE = 0.1
@@ -81,7 +82,9 @@ class MuLaN(CompatModel):
         """Unit embeddings (batch, dim_latent); with `return_all_layers` also the states of all blocks but the last."""
         waves, lengths = checked_waves(wavs, self.audio)
         noise = self.audio.new_noise(len(wavs))
-        states, layers = with_layers(self.model.audio.transformer, lambda: self.model.audio(waves, lengths, noise))
+        tower = self.model.audio
+        assert isinstance(tower, OwnAudioTransformer)
+        states, layers = with_layers(tower.transformer, lambda: tower(waves, lengths, noise))
         latents = F.normalize(self.model.audio_to_latent[-1](states[:, -1]), dim=-1)
         return (latents, layers) if return_all_layers else latents
 

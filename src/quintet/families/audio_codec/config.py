@@ -22,6 +22,11 @@ class AudioCodecModelConfig(Section):
     """The codec; its keys are the keyword arguments of `AudioCodec`."""
 
     sample_rate: int = Field(16_000, ge=1000, le=384_000, description="Sampling rate in Hz; files are resampled to it.")
+    channels: Literal[1, 2] = Field(
+        1,
+        description="Channels of the audio: 1 (mono; files are mixed) or 2 (stereo; mono files have two equal "
+        "channels). In stereo, half of the quantizers encode the mean of the channels, and half their difference.",
+    )
     transform: int | None = Field(
         None,
         ge=2,
@@ -60,13 +65,19 @@ class AudioCodecModelConfig(Section):
         le=2**24,
         description="Number of codes of each quantizer; lfq needs a power of two, fsq one of its supported sizes.",
     )
-    num_quantizers: int = Field(8, ge=1, le=64, description="Number of residual quantizers per frame.")
+    num_quantizers: int = Field(
+        8,
+        ge=1,
+        le=64,
+        description="Number of residual quantizers per frame; in stereo (model.channels=2) those of both signals, so "
+        "it must be even.",
+    )
     num_loudness_quantizers: int | None = Field(
         None,
         ge=1,
         le=63,
         description="Number of quantizers, the first ones, that encode magnitudes; the others encode phases. Needs "
-        "model.transform. null: a sixth of them.",
+        "model.transform. In stereo those of both signals, so it must be even. null: a sixth of them.",
     )
     transformers_config: str | None = Field(
         None,
@@ -81,13 +92,14 @@ class AudioCodecModelConfig(Section):
 
     @property
     def quantizer_dim(self) -> int:
-        """Dimension of the latent vectors that are quantized."""
+        """Dimension of the latent vectors that are quantized, of one signal."""
         return 2 * self.transform if self.transform else self.latent_dim or 64
 
     @property
     def loudness_quantizers(self) -> int:
         """Number of quantizers that encode magnitudes, with `transform`."""
-        return self.num_loudness_quantizers or max(1, self.num_quantizers // 6)
+        each = max(1, self.num_quantizers // (6 * self.channels))
+        return self.num_loudness_quantizers or each * self.channels
 
     @field_validator("transformers_config")
     @classmethod
@@ -114,6 +126,20 @@ class AudioCodecModelConfig(Section):
                 f"model.num_loudness_quantizers={self.loudness_quantizers} must be smaller than "
                 f"model.num_quantizers={self.num_quantizers}: the other quantizers encode phases"
             )
+
+    @model_validator(mode="after")
+    def _check_channels(self) -> AudioCodecModelConfig:
+        if self.channels == 1:
+            return self
+        if self.transformers_config is not None:
+            raise ValueError("a codec of transformers is mono: leave model.channels at 1")
+        for name in ("num_quantizers", "num_loudness_quantizers"):
+            if (getattr(self, name) or 0) % 2:
+                raise ValueError(
+                    f"model.{name}={getattr(self, name)} must be even with model.channels=2: half of the quantizers "
+                    "encode the difference of the channels"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_hop(self) -> AudioCodecModelConfig:

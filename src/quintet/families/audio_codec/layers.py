@@ -102,7 +102,8 @@ class Conv(Layer):
         buffered = memory[self] if self in memory else x.new_zeros(*x.shape[:2], self.pad_left)
         inputs = torch.cat([buffered, F.pad(x, (0, self.pad_right if last else 0))], dim=-1)
         steps = max(0, (inputs.shape[-1] - self.span) // self.stride + 1)
-        memory[self] = inputs[..., steps * self.stride :]
+        # A copy: a view would keep all inputs of the chunk in memory until the next one.
+        memory[self] = inputs[..., steps * self.stride :].clone()
         if not steps:
             return x.new_zeros(len(x), self.conv.out_channels, 0)
         out: Tensor = self.conv(inputs[..., : (steps - 1) * self.stride + self.span])
@@ -188,5 +189,5 @@ def _add_delayed(layer: nn.Module, x: Tensor, update: Tensor, memory: Memory) ->
     """The residual sum in a stream: inputs wait in `memory` until the update of their steps is complete."""
     waiting = torch.cat([memory[layer], x], dim=-1) if layer in memory else x
     steps = update.shape[-1]
-    memory[layer] = waiting[..., steps:]
+    memory[layer] = waiting[..., steps:].clone()  # not a view, as in `Conv.stream`
     return waiting[..., :steps] + update

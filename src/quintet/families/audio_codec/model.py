@@ -1,5 +1,7 @@
 """`AudioCodec`: convolutional encoder, residual quantizer, convolutional decoder (SoundStream, 2107.03312).
 
+Waveforms are (batch, samples), or (batch, 2, samples) if the codec is stereo (`stereo.py`).
+
 A clip is padded with zeros to whole frames of `hop` samples. Every layer sees zeros in the padding of a batch, so that
 a clip has the same codes alone and in a batch with longer clips.
 """
@@ -23,6 +25,7 @@ from quintet.families.audio_codec.config import AudioCodecModelConfig
 from quintet.families.audio_codec.layers import Conv, FrameMask, Layer, Memory, Residual, ResidualUnit, Stack, Upsample
 from quintet.families.audio_codec.polar import FromPolar, ToPolar
 from quintet.families.audio_codec.pretrained import CodecProperties, PretrainedCodec
+from quintet.families.audio_codec.stereo import from_signals, joined, per_signal, separated, to_signals
 from quintet.nn.quantize import ProductQuantizer, Quantized, Quantizer, ResidualQuantizer, configured_quantizer
 
 __all__ = ["AudioCodec", "DecodeStream", "EncodeStream", "PretrainedCodec", "Reconstruction"]
@@ -38,7 +41,7 @@ class Reconstruction:
     """Output of one pass through the codec."""
 
     waves: Tensor
-    """(batch, samples) as the input, zero in its padding."""
+    """As the input, zero in its padding."""
     codes: Tensor
     """(batch, frames, num_quantizers)"""
     loss: Tensor
@@ -46,7 +49,7 @@ class Reconstruction:
 
 
 class AudioCodec(CodecProperties, Pretrained, nn.Module):
-    """Waveforms (batch, samples) to codes (batch, frames, num_quantizers) and back.
+    """Waveforms (batch, samples), or (batch, 2, samples) in stereo, to codes (batch, frames, num_quantizers) and back.
 
     Keyword arguments are the keys of `model.*`; see `AudioCodecModelConfig`.
     """
@@ -76,7 +79,7 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
     def forward(
         self, waves: Tensor, lengths: Tensor, active_levels: Tensor | None = None, return_candidates: bool = False
     ) -> Reconstruction:
-        """Encode and decode `waves` (batch, samples) with `lengths` (batch,) in samples. Changes no state.
+        """Encode and decode `waves` with `lengths` (batch,) in samples. Changes no state.
 
         `active_levels` (batch,) is the number of quantizers that each clip uses; None: all.
         `return_candidates` adds candidates for dead codes to the statistics.
@@ -85,7 +88,7 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
         mask = _frame_mask(valid)
         latents = self._latents(waves, lengths, mask)
         quantized = self._quantized(latents, valid, active_levels, return_candidates)
-        decoded = self._waves(quantized.vectors, mask)[:, : waves.shape[1]]
+        decoded = self._waves(quantized.vectors, mask)[..., : waves.shape[-1]]
         decoded = decoded.masked_fill(_is_padding(decoded, lengths), 0)
         return Reconstruction(decoded, self._with_quantizer_axis(quantized.codes), quantized.loss, quantized.statistics)
 
@@ -98,24 +101,23 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
 
     @torch.no_grad()
     def encode(self, waves: Tensor, lengths: Tensor | None = None, num_quantizers: int | None = None) -> Tensor:
-        """Codes (batch, frames, num_quantizers) of waveforms (batch, samples), of the first quantizers or of all.
+        """Codes (batch, frames, num_quantizers) of waveforms, of the first quantizers or of all.
 
         `lengths` (batch,) are in samples; frames behind the end of a clip are -1.
         """
-        if waves.ndim != 2 or not waves.shape[1]:
-            raise UsageError(f"the codec expects mono audio of shape (batch, samples), not {tuple(waves.shape)}")
+        self.check_waves(waves)
         if lengths is None:
-            lengths = torch.full((len(waves),), waves.shape[1], device=waves.device)
-        if waves.shape[1] > MAX_SAMPLES_AT_ONCE:
+            lengths = torch.full((len(waves),), waves.shape[-1], device=waves.device)
+        if waves.shape[-1] > MAX_SAMPLES_AT_ONCE:
             rows = zip(waves, lengths.tolist(), strict=True)
-            return _padded([self._encoded_in_chunks(wave[:length], num_quantizers) for wave, length in rows], -1)
+            return _padded([self._encoded_in_chunks(wave[..., :length], num_quantizers) for wave, length in rows], -1)
         valid = self._valid_frames(waves, lengths)
         codes = self.quantizer.encode(self._latents(waves, lengths, _frame_mask(valid)), valid, num_quantizers)
         return self._with_quantizer_axis(codes)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Waveforms (batch, frames * hop) in [-1, 1] of codes (batch, frames, quantizers).
+        """Waveforms of whole frames, in [-1, 1], of codes (batch, frames, quantizers).
 
         Codes of only the first quantizers are enough; frames of -1 become silence.
         """
@@ -123,10 +125,11 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
         valid = (codes >= 0).any(-1)
         if codes.shape[1] * self.hop > MAX_SAMPLES_AT_ONCE:
             parts = [self._decoded_in_chunks(row[:count]) for row, count in zip(codes, valid.sum(1), strict=True)]
-            waves = _padded(parts, 0.0)
-            return F.pad(waves, (0, codes.shape[1] * self.hop - waves.shape[1]))
+            samples = codes.shape[1] * self.hop
+            return torch.stack([F.pad(wave, (0, samples - wave.shape[-1])) for wave in parts])
         decoded = self._waves(self._vectors(codes), None if valid.all() else FrameMask(valid))
-        return decoded.masked_fill(~valid.repeat_interleave(self.hop, dim=1), 0).clamp(-1, 1)
+        padding = _like_waves(~valid.repeat_interleave(self.hop, dim=1), decoded)
+        return decoded.masked_fill(padding, 0).clamp(-1, 1)
 
     def encode_stream(self, num_quantizers: int | None = None) -> EncodeStream:
         """A streaming encoder: takes a clip chunk by chunk and returns the same codes as `encode`."""
@@ -138,26 +141,35 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
 
     def _encoded_in_chunks(self, wave: Tensor, num_quantizers: int | None) -> Tensor:
         stream = self.encode_stream(num_quantizers)
-        parts = [stream.push(chunk[None]) for chunk in torch.split(wave, CHUNK)]
+        parts = [stream.push(chunk[None]) for chunk in torch.split(wave, CHUNK, dim=-1)]
         return torch.cat([*parts, stream.finish()], dim=1)[0]
 
     def _decoded_in_chunks(self, codes: Tensor) -> Tensor:
         stream = self.decode_stream()
         parts = [stream.push(chunk[None]) for chunk in torch.split(codes, max(1, CHUNK // self.hop))]
-        return torch.cat([*parts, stream.finish()], dim=1)[0]
+        return torch.cat([*parts, stream.finish()], dim=-1)[0]
 
     # --- parts ----------------------------------------------------------------------------------------------
 
     def _valid_frames(self, waves: Tensor, lengths: Tensor) -> Tensor:
         """Mask (batch, frames) of the frames within each clip."""
-        count = -(-waves.shape[1] // self.hop)
+        count = -(-waves.shape[-1] // self.hop)
         return torch.arange(count, device=waves.device) < self.frames(lengths)[:, None]
 
     def _latents(self, waves: Tensor, lengths: Tensor, mask: FrameMask | None) -> Tensor:
         """Encoder outputs (batch, frames, dim)."""
         masked = waves.masked_fill(_is_padding(waves, lengths), 0)
-        latents: Tensor = self.encoder(F.pad(masked, (0, -waves.shape[1] % self.hop))[:, None], mask)
-        return latents.transpose(1, 2)
+        signals = to_signals(F.pad(masked, (0, -waves.shape[-1] % self.hop)))
+        return self._joined(self.encoder(signals[:, None], self._of_signals(mask)))
+
+    def _joined(self, latents: Tensor) -> Tensor:
+        return joined(latents, self.channels, _parts(self.config))
+
+    def _separated(self, vectors: Tensor) -> Tensor:
+        return separated(vectors, self.channels, _parts(self.config))
+
+    def _of_signals(self, mask: FrameMask | None) -> FrameMask | None:
+        return mask if mask is None or self.channels == 1 else FrameMask(per_signal(mask.valid, self.channels))
 
     def _quantized(
         self, latents: Tensor, valid: Tensor, active_levels: Tensor | None, return_candidates: bool
@@ -173,8 +185,8 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
         return self.quantizer.codes_to_vectors(codes if self.quantizer.code_axes else codes[..., 0])
 
     def _waves(self, vectors: Tensor, mask: FrameMask | None) -> Tensor:
-        waves: Tensor = self.decoder(vectors.transpose(1, 2), mask)
-        return waves[:, 0]
+        signals: Tensor = self.decoder(self._separated(vectors), self._of_signals(mask))
+        return from_signals(signals[:, 0], self.channels)
 
     def _check(self, codes: Tensor) -> None:
         if codes.ndim != 3 or not codes.shape[1] or not 1 <= codes.shape[2] <= self.num_quantizers:
@@ -195,9 +207,9 @@ class EncodeStream:
         self._rest: Tensor | None = None
 
     def push(self, waves: Tensor) -> Tensor:
-        """The codes (batch, frames, num_quantizers) that the next samples (batch, samples) complete; perhaps none."""
-        self._samples += waves.shape[1]
-        self._rest = waves[:, :0]
+        """The codes (batch, frames, num_quantizers) that the next samples of waveforms complete; perhaps none."""
+        self._samples += waves.shape[-1]
+        self._rest = waves[..., :0]
         return self._codes(waves, last=False)
 
     def finish(self) -> Tensor:
@@ -208,7 +220,7 @@ class EncodeStream:
 
     @torch.no_grad()
     def _codes(self, waves: Tensor, last: bool) -> Tensor:
-        latents = self.codec.encoder.stream(waves[:, None], self._memory, last).transpose(1, 2)
+        latents = self.codec._joined(self.codec.encoder.stream(to_signals(waves)[:, None], self._memory, last))
         return self.codec._with_quantizer_axis(self.codec.quantizer.encode(latents, levels=self.num_quantizers))
 
 
@@ -222,9 +234,9 @@ class DecodeStream:
 
     @torch.no_grad()
     def push(self, codes: Tensor) -> Tensor:
-        """The samples (batch, samples) that the next codes (batch, frames, quantizers) complete; perhaps none."""
+        """The samples of waveforms that the next codes (batch, frames, quantizers) complete; perhaps none."""
         self.codec._check(codes)
-        vectors = self.codec._vectors(codes).transpose(1, 2)
+        vectors = self.codec._separated(self.codec._vectors(codes))
         self._rest = vectors[..., :0]
         return self._waves(vectors, last=False)
 
@@ -236,7 +248,8 @@ class DecodeStream:
         return self._waves(self._rest, last=True)
 
     def _waves(self, vectors: Tensor, last: bool) -> Tensor:
-        return self.codec.decoder.stream(vectors, self._memory, last)[:, 0].clamp(-1, 1)
+        signals = self.codec.decoder.stream(vectors, self._memory, last)[:, 0]
+        return from_signals(signals, self.codec.channels).clamp(-1, 1)
 
 
 def _frame_mask(valid: Tensor) -> FrameMask | None:
@@ -245,8 +258,13 @@ def _frame_mask(valid: Tensor) -> FrameMask | None:
 
 
 def _is_padding(waves: Tensor, lengths: Tensor) -> Tensor:
-    """Mask (batch, samples) of the samples behind the end of their clip."""
-    return torch.arange(waves.shape[1], device=waves.device) >= lengths[:, None]
+    """Mask (batch, samples), or (batch, 1, samples) in stereo, of the samples behind the end of their clip."""
+    return _like_waves(torch.arange(waves.shape[-1], device=waves.device) >= lengths[:, None], waves)
+
+
+def _like_waves(mask: Tensor, waves: Tensor) -> Tensor:
+    """A mask (batch, samples) with an axis of channels, if the waveforms have one."""
+    return mask if waves.ndim == 2 else mask[:, None]
 
 
 def _padded(rows: Iterable[Tensor], value: float) -> Tensor:
@@ -254,9 +272,17 @@ def _padded(rows: Iterable[Tensor], value: float) -> Tensor:
 
 
 def _quantizer(config: AudioCodecModelConfig) -> Quantizer:
-    loudness = config.loudness_quantizers
-    counts = config.num_quantizers if config.transform is None else (loudness, config.num_quantizers - loudness)
-    return configured_quantizer(config, config.quantizer_dim, counts)
+    """Of all signals together: first the loudness of each signal, then the phase of each; without a transform, each."""
+    loudness, signals = config.loudness_quantizers, config.channels
+    counts = (config.num_quantizers,) if config.transform is None else (loudness, config.num_quantizers - loudness)
+    of_signals = [count // signals for count in counts for _ in range(signals)]
+    dim = signals * config.quantizer_dim
+    return configured_quantizer(config, dim, of_signals if len(of_signals) > 1 else of_signals[0])
+
+
+def _parts(config: AudioCodecModelConfig) -> int:
+    """Parts of the latent vector of a signal that have quantizers of their own."""
+    return 1 if config.transform is None else 2
 
 
 def _units(config: AudioCodecModelConfig, dim: int) -> list[ResidualUnit]:

@@ -56,7 +56,8 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
         return self.codec.sample_rate
 
     def encode(self, waves: Tensor, lengths: Tensor | None = None, *, num_quantizers: int | None = None) -> Tensor:
-        """Codes (batch, frames, num_quantizers) of mono waveforms (batch, samples) at `sample_rate`.
+        """Codes (batch, frames, num_quantizers) of waveforms (batch, samples) at `sample_rate`, or (batch, 2, samples)
+        if the codec is stereo.
 
         `num_quantizers` limits the codes to the first quantizers; None: all. `lengths` (batch,) are the samples of each
         clip in a padded batch; frames behind the end of a clip are -1.
@@ -68,7 +69,8 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
             return self.codec.encode(self.media(waves, is_bytes=False), lengths, num_quantizers)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Waveforms (batch, frames * hop) in [-1, 1] of codes (batch, frames, quantizers).
+        """Waveforms (batch, frames * hop) in [-1, 1] of codes (batch, frames, quantizers); in stereo they have an axis
+        of two channels before that of samples.
 
         Codes of only the first quantizers are enough; frames of -1 become silence.
         """
@@ -77,7 +79,7 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
 
     def splits(self) -> Splits:
         rate = self.config.model.sample_rate
-        splits = audio_folder_splits(self.config.data, rate)
+        splits = audio_folder_splits(self.config.data, rate, channels=self.config.model.channels)
         report_resampling(splits.train, rate, "the model (model.sample_rate)")
         return splits
 
@@ -99,7 +101,7 @@ class AudioCodecPipeline(Tokenizer[AudioCodecConfig]):
         return [
             Artifact(
                 f"{name}.wav" if len(waves) == 1 else f"{name}-{number}.wav",
-                partial(write_audio, wave[: count * self.codec.hop], rate=self.codec.sample_rate),
+                partial(write_audio, wave[..., : count * self.codec.hop], rate=self.codec.sample_rate),
             )
             for number, (wave, count) in enumerate(zip(waves.float().cpu(), frames, strict=True))
         ]
@@ -121,5 +123,5 @@ def _check_lengths(lengths: Tensor, waves: Tensor) -> None:
     """`UsageError` unless `lengths` are numbers of samples of the clips (batch, samples)."""
     if lengths.shape != waves.shape[:1] or lengths.is_floating_point():
         raise UsageError(f"lengths must be integers of shape (batch,), not {tuple(lengths.shape)} of {lengths.dtype}")
-    if waves.ndim == 2 and not 1 <= int(lengths.min()) <= int(lengths.max()) <= waves.shape[1]:
-        raise UsageError(f"lengths must be 1 to {waves.shape[1]}, the number of samples of the batch")
+    if waves.ndim > 1 and not 1 <= int(lengths.min()) <= int(lengths.max()) <= waves.shape[-1]:
+        raise UsageError(f"lengths must be 1 to {waves.shape[-1]}, the number of samples of the batch")

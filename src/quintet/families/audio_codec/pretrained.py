@@ -44,6 +44,11 @@ class CodecProperties:
         return self.config.num_quantizers
 
     @property
+    def channels(self) -> int:
+        """1: waveforms are (batch, samples); 2: stereo, (batch, 2, samples)."""
+        return self.config.channels
+
+    @property
     def sample_rate(self) -> int:
         """Sampling rate in Hz."""
         return self.config.sample_rate
@@ -57,6 +62,15 @@ class CodecProperties:
     def bitrate(self) -> float:
         """Bits per second of the codes of all quantizers."""
         return self.frame_rate * self.num_quantizers * math.log2(self.num_codes)
+
+    def check_waves(self, waves: Tensor) -> None:
+        """`UsageError` unless waveforms have the axes of the codec, and samples."""
+        if self.channels == 1:
+            fits, shape = waves.ndim == 2, "mono audio of shape (batch, samples)"
+        else:
+            fits, shape = waves.ndim == 3 and waves.shape[1] == 2, "stereo audio of shape (batch, 2, samples)"
+        if not fits or not waves.shape[-1]:
+            raise UsageError(f"the codec expects {shape}, not {tuple(waves.shape)}")
 
     def frames(self, samples: Tensor) -> Tensor:
         """Number of frames of clips with these numbers of samples."""
@@ -138,8 +152,7 @@ class PretrainedCodec(CodecProperties, Pretrained, nn.Module):
 
         `lengths` (batch,) are in samples; frames behind the end of a clip are -1.
         """
-        if waves.ndim != 2 or not waves.shape[1]:
-            raise UsageError(f"the codec expects mono audio of shape (batch, samples), not {tuple(waves.shape)}")
+        self.check_waves(waves)
         sizes = [waves.shape[1]] * len(waves) if lengths is None else lengths.tolist()
         count = -(-waves.shape[1] // self.hop)
         codes = torch.full((len(waves), count, self.num_quantizers), -1, dtype=torch.int64, device=waves.device)

@@ -25,6 +25,7 @@ from quintet.families.audio_codec.discriminators import (
     mean_over_logits,
 )
 from quintet.families.audio_codec.measures import (
+    SILENCE_POWER,
     MelDistance,
     audible,
     eval_mel_distance,
@@ -34,6 +35,7 @@ from quintet.families.audio_codec.measures import (
 )
 from quintet.families.audio_codec.model import AudioCodec, Reconstruction
 from quintet.families.audio_codec.pipeline import AudioCodecPipeline, Codec
+from quintet.families.audio_codec.stereo import per_signal, to_signals
 from quintet.media.audio import write_audio
 from quintet.media.chart import spectrogram
 from quintet.media.image import image_grid, write_image
@@ -45,6 +47,8 @@ from quintet.training.task import Traits
 
 FRAMES_PER_CODE = 16
 """Frames per code from which the codebooks are initialised."""
+SIGNALS = ("", "_side")
+"""Suffixes of the metrics of mid and side."""
 PER_CLIP = ("mel_distance", "stft_distance")
 MIN_GRADIENT_NORM = 1e-20
 """Smallest norm that a gradient is divided by."""
@@ -65,6 +69,10 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         self.eval_mel_distance = eval_mel_distance(config.model.sample_rate)
 
     @property
+    def channels(self) -> int:
+        return self.config.model.channels
+
+    @property
     def trainable(self) -> bool:
         return isinstance(self.model, AudioCodec)
 
@@ -73,7 +81,8 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
 
     def example_item(self) -> Item:
         samples = max(1, round(self.config.data.seconds * self.config.model.sample_rate))
-        return {"wavs": torch.zeros(1, samples), "lengths": torch.tensor([samples])}
+        axes = (1, samples) if self.channels == 1 else (1, self.channels, samples)
+        return {"wavs": torch.zeros(axes), "lengths": torch.tensor([samples])}
 
     # --- training -------------------------------------------------------------------------------------------
 
@@ -106,17 +115,23 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         result: Reconstruction = modules["codec"](
             waves, lengths, levels, return_candidates=step % self.revive_every == 0
         )
-        values = {"waves": waves, "lengths": lengths, "decoded": result.waves.to(waves.dtype), "quantizer": result.loss}
+        # In stereo the losses compare mid and side, so that a faint difference of the channels counts as well.
+        values = {
+            "waves": to_signals(waves),
+            "lengths": per_signal(lengths, self.channels),
+            "decoded": to_signals(result.waves.to(waves.dtype)),
+            "quantizer": result.loss,
+        }
         return Output(values, result.statistics.with_prefix("quantizer"))
 
     def window(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Waveforms (batch, samples) of a training batch and their lengths (batch,).
+        """Waveforms of a training batch, (batch, samples) or (batch, 2, samples), and their lengths (batch,).
 
         Padded to the length of a training window, so that the discriminators see a clip the same in every batch.
         """
         waves: Tensor = batch["wavs"]
         window = max(1, round(self.config.data.seconds * self.config.model.sample_rate))
-        return F.pad(waves, (0, window - waves.shape[1])), batch["lengths"]
+        return F.pad(waves, (0, window - waves.shape[-1])), batch["lengths"]
 
     def generator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         waves, decoded, lengths = output["waves"], output["decoded"], output["lengths"]
@@ -134,7 +149,9 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
             terms["feature"] = (ramp * self.loss.feature_matching, feature_distance(real, fake, lengths))
         parts = {name: distances.detach().mean() for name, (_, distances) in terms.items()}
         parts["quantizer"] = output["quantizer"]
-        return Loss(balance_gradients(decoded, terms.values()) + self.loss.quantizer * parts["quantizer"], parts)
+        # The side of a mono clip is silent; silence of a mono codec is rare, and is trained as it always was.
+        scale = None if self.channels == 1 else audibility(decoded, waves)
+        return Loss(balance_gradients(decoded, terms.values(), scale) + self.loss.quantizer * parts["quantizer"], parts)
 
     def discriminator_loss(self, modules: Modules, batch: Batch, output: Output, step: int) -> Loss:
         waves, lengths = output["waves"], output["lengths"]
@@ -152,23 +169,34 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         waves, lengths = self.first_seconds(batch)
         codes, decoded = round_trip(self.pipeline(modules).codec, waves, lengths)
         waves, decoded = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (waves, decoded))
-        is_audible = audible(waves, lengths)
-        sums = {
+        sums = self._si_sdr_sums(decoded, waves, lengths)
+        # In stereo each channel counts as a clip.
+        waves, decoded, lengths = waves.flatten(0, -2), decoded.flatten(0, -2), per_signal(lengths, self.channels)
+        sums |= {
             "count": torch.tensor(float(len(waves))),
             "mel_distance": as_float64(self.eval_mel_distance.to(waves.device)(decoded, waves, lengths)).sum(),
             "stft_distance": as_float64(stft_distance(decoded, waves, lengths)).sum(),
-            # SI-SDR is undefined for silent clips.
-            "audible": as_float64(is_audible.sum()),
-            "si_sdr": as_float64(si_sdr(decoded, waves)[is_audible]).sum(),
             "codes": count_codes(codes, self.model.num_codes, self.model.num_quantizers),
         }
         return Statistics(sums)
 
+    def _si_sdr_sums(self, decoded: Tensor, waves: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+        """Sums over audible clips of the SI-SDR, and their number; in stereo of the mean of the channels, and, with the
+        suffix `_side`, of their difference. SI-SDR is undefined for silence."""
+        sums: dict[str, Tensor] = {}
+        for number, suffix in enumerate(SIGNALS[: self.channels]):
+            ours, target = (to_signals(each)[number :: self.channels] for each in (decoded, waves))
+            is_audible = audible(target, lengths)
+            sums[f"audible{suffix}"] = as_float64(is_audible.sum())
+            sums[f"si_sdr{suffix}"] = as_float64(si_sdr(ours, target)[is_audible]).sum()
+        return sums
+
     def summarise(self, statistics: Statistics) -> dict[str, float]:
         sums = statistics.sums
         metrics = mean_metrics(sums, PER_CLIP)
-        if sums["audible"]:
-            metrics["si_sdr"] = float(sums["si_sdr"] / sums["audible"])
+        for suffix in SIGNALS[: self.channels]:
+            if sums[f"audible{suffix}"]:
+                metrics[f"si_sdr{suffix}"] = float(sums[f"si_sdr{suffix}"] / sums[f"audible{suffix}"])
         for name, per_level in (("codebook_usage", usage), ("codebook_perplexity", perplexity)):
             levels = per_level(sums["codes"])
             metrics[name] = float(levels.mean())
@@ -185,7 +213,7 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         images = []
         for number, (name, length) in enumerate(zip(batch.names, lengths.tolist(), strict=True)):
             for what, source in (("input", waves), ("reconstruction", decoded)):
-                wave = source[number, :length].float().cpu()
+                wave = source[number, ..., :length].float().cpu()
                 write = partial(write_audio, wave, rate=codec.sample_rate)
                 artifacts.append(Artifact(f"{number:03d}-{what}.wav", write, {"item": name, "what": what}))
                 images.append(spectrogram(wave, codec.sample_rate, width=SPECTROGRAM_WIDTH))
@@ -195,9 +223,9 @@ class AudioCodecTask(GanTokenizerTask[AudioCodecConfig]):
         return [image, *artifacts]
 
     def first_seconds(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The first `eval.seconds` of each clip (batch, samples), and their lengths (batch,)."""
+        """The first `eval.seconds` of the waveforms, and their lengths (batch,)."""
         limit = max(1, round(self.config.eval.seconds * self.config.model.sample_rate))
-        return batch["wavs"][:, :limit], batch["lengths"].clamp(max=limit)
+        return batch["wavs"][..., :limit], batch["lengths"].clamp(max=limit)
 
 
 def drop_levels(num_quantizers: int, quantizer_dropout: float, batch: Batch) -> dict[str, Any]:
@@ -208,10 +236,18 @@ def drop_levels(num_quantizers: int, quantizer_dropout: float, batch: Batch) -> 
     return {"active_levels": torch.where(dropped, random, num_quantizers)}
 
 
-def balance_gradients(decoded: Tensor, terms: Iterable[tuple[float, Tensor]]) -> Tensor:
+def audibility(decoded: Tensor, waves: Tensor) -> Tensor:
+    """1 (rows,), and less where silence is decoded as silence: the gradient there is rounding, which balancing would
+    make as large as any other."""
+    power = torch.maximum(decoded.detach().square().mean(1), waves.square().mean(1))
+    return (power / SILENCE_POWER).clamp(max=1).sqrt()
+
+
+def balance_gradients(decoded: Tensor, terms: Iterable[tuple[float, Tensor]], scale: Tensor | None = None) -> Tensor:
     """The weighted sum of loss terms, whose gradients are normalised per clip, so that the weights alone balance them.
 
-    A term is a weight and a loss (batch,) of the decoded waveforms (batch, samples). Gradient norms differ by orders of
+    A term is a weight and a loss (batch,) of the decoded waveforms (batch, samples); `scale` (batch,) is a further
+    weight of each clip's gradient. Gradient norms differ by orders of
     magnitude during training and between clips, and the largest would dominate. This is the loss balancer of EnCodec
     (2210.13438), but per clip instead of with a moving average, so that it has no state.
     """
@@ -220,12 +256,14 @@ def balance_gradients(decoded: Tensor, terms: Iterable[tuple[float, Tensor]]) ->
         (gradient,) = torch.autograd.grad(distances.sum(), decoded, retain_graph=True)
         total += weight * F.normalize(gradient, dim=1, eps=MIN_GRADIENT_NORM)
         value = value + weight * distances.detach().mean()
+    total = total if scale is None else total * scale[:, None]
     surrogate = (decoded * total).sum() / len(decoded)
     return value + (surrogate - surrogate.detach())
 
 
 def round_trip(codec: Codec, waves: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (batch, frames, quantizers) and decoded waveforms (batch, samples), zero behind the end of each clip."""
+    """Codes (batch, frames, quantizers) and decoded waveforms as the input, zero behind the end of each clip."""
     codes = codec.encode(waves, lengths)
-    decoded = codec.decode(codes)[:, : waves.shape[1]].to(waves.dtype)
-    return codes, decoded * (torch.arange(waves.shape[1], device=waves.device) < lengths[:, None])
+    decoded = codec.decode(codes)[..., : waves.shape[-1]].to(waves.dtype)
+    inside = torch.arange(waves.shape[-1], device=waves.device) < lengths[:, None]
+    return codes, decoded * (inside if waves.ndim == 2 else inside[:, None])

@@ -34,5 +34,11 @@ class AudioCodecTrainer(PythonTrainer):
     def splits_of(cls, task: Task[Any], data: Any, validation: Any, declared: Sequence[str] | None) -> Splits:
         config: AudioCodecConfig = task.config
         return python_audio_splits(
-            data, config.data, config.model.sample_rate, validation=validation, declared=declared, captioned=False
+            data,
+            config.data,
+            config.model.sample_rate,
+            validation=validation,
+            declared=declared,
+            captioned=False,
+            channels=config.model.channels,
         )

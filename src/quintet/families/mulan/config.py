@@ -10,6 +10,7 @@ from quintet.config import EvalConfig, RunConfig, Section, WindowedAudioDataConf
 from quintet.config.presets import BASE, DEBUG, FEW, SMALL, preset
 from quintet.config.text import PRETRAINED
 
+SPECTROGRAM = "spectrogram"
 TOKENS = "tokens:"
 """Prefix of the folder of a tokenizer."""
 
@@ -28,6 +29,16 @@ class TowerConfig(Section):
 class AudioTowerConfig(TowerConfig):
     """The audio tower; its keys are the keyword arguments of `AudioSpectrogramTransformer`."""
 
+    encoder: str = Field(
+        SPECTROGRAM,
+        description="Audio tower: spectrogram (a transformer over log-mel patches, trained), or hf:PATH_OR_NAME, a "
+        "frozen audio encoder of transformers (CLAP, WavLM, HuBERT, wav2vec 2.0), under a projection to "
+        "model.audio.dim, which alone is trained; then the keys of transformer, spectrogram and augmentation have no "
+        "effect.",
+    )
+    encoder_hash: str | None = Field(
+        None, description="SHA-256 of the files of the frozen audio encoder, recorded when the run starts."
+    )
     sample_rate: int = Field(16_000, ge=1000, le=384_000, description="Sampling rate in Hz; files are resampled to it.")
     n_fft: int = Field(1024, ge=16, description="STFT window length of the spectrogram, in samples.")
     hop_length: int = Field(160, gt=0, description="STFT hop length, in samples.")
@@ -56,6 +67,18 @@ class AudioTowerConfig(TowerConfig):
                 f"model.audio.n_mels={self.n_mels}"
             )
         return self
+
+    @field_validator("encoder")
+    @classmethod
+    def _known_encoder(cls, encoder: str) -> str:
+        if encoder != SPECTROGRAM and not (encoder.startswith(PRETRAINED) and encoder.removeprefix(PRETRAINED).strip()):
+            raise ValueError("choose spectrogram, or hf:PATH_OR_NAME")
+        return encoder
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the tower is a frozen encoder under a projection."""
+        return self.encoder != SPECTROGRAM
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -113,6 +136,10 @@ class MuLaNModelConfig(Section):
 
     @model_validator(mode="after")
     def _check_intermediate_losses(self) -> MuLaNModelConfig:
+        if self.audio.is_frozen and self.intermediate_losses:
+            raise ValueError(
+                f"model.audio.encoder={self.audio.encoder} has no blocks for model.intermediate_losses; set it to 0"
+            )
         shallower = min(self.audio.depth, self.text.depth)
         if self.intermediate_losses >= shallower:
             raise ValueError(
@@ -130,6 +157,13 @@ class MuLaNDataConfig(WindowedAudioDataConfig):
         ge=0,
         le=1,
         description="Maximum fraction of words dropped from a training caption; half of the captions stay complete.",
+    )
+    text_swap_prob: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Fraction of training captions with a hard negative: the caption with a part of another caption of "
+        "its micro-batch, which the clip must not be similar to; 0 disables it.",
     )
     allow_missing_captions: bool = Field(False, description="Train even if some items have no caption.")
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from quintet.common.weights.loading import weights_digest
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.model import MuLaN
+from quintet.families.mulan.towers import AudioSpectrogramTransformer
 
 WINDOWS_AT_ONCE = 16
 """Batch size for the windows of a long clip."""
@@ -25,6 +26,7 @@ class MuLaNFeatures:
 
     def __init__(self, mulan: MuLaN, config: MuLaNConfig) -> None:
         self.mulan = mulan
+        assert isinstance(mulan.audio, AudioSpectrogramTransformer)
         self.tower = mulan.audio
         self.loudness = config.data.loudness
         self.seconds = config.data.seconds

@@ -16,6 +16,7 @@ from quintet.common.weights.pretrained import Pretrained
 from quintet.config import validate
 from quintet.errors import UsageError
 from quintet.families.mulan.config import MuLaNModelConfig
+from quintet.families.mulan.frozen_audio import FrozenAudioTower, make_audio_tower
 from quintet.families.mulan.towers import AudioSpectrogramTransformer, Prepared, SpecAugmentNoise, TextTransformer
 from quintet.nn.quantize import make_quantizer
 
@@ -30,13 +31,15 @@ DEAD_FRACTION = 0.05
 class Vectors(NamedTuple):
     """Unit embeddings of clips and texts, each (batch, states, latent_dim), and logit `scale` and `bias` (states,).
 
-    A state is the output of a block with a contrastive loss; the last state is the embedding to use.
+    A state is the output of a block with a contrastive loss; the last state is the embedding to use. `negative`
+    (batch, states, latent_dim) are those of hard negatives of the texts, zero where a text has none; None: no text has.
     """
 
     audio: Tensor
     text: Tensor
     scale: Tensor
     bias: Tensor
+    negative: Tensor | None = None
 
 
 class MuLaN(Pretrained, nn.Module):
@@ -63,7 +66,7 @@ class MuLaN(Pretrained, nn.Module):
                     raise UsageError(f"MuLaN takes {name}_transformer, or the keys of model.{name}, not both")
                 keywords[name] = tower.config.model_dump(mode="json")
         self.config = config = config or validate(MuLaNModelConfig, keywords)
-        self.audio = audio_transformer or AudioSpectrogramTransformer(config.audio)
+        self.audio: AudioSpectrogramTransformer | FrozenAudioTower = audio_transformer or make_audio_tower(config.audio)
         self.text = text_transformer or TextTransformer(config.text)
         states = config.intermediate_losses + 1
         self.audio_to_latent = _projections(config.audio.dim, config.latent_dim, states)
@@ -81,15 +84,29 @@ class MuLaN(Pretrained, nn.Module):
         return self.config.latent_dim
 
     def forward(
-        self, waves: Tensor, lengths: Tensor, text: Tensor, mask: Tensor, noise: SpecAugmentNoise | None
+        self,
+        waves: Tensor,
+        lengths: Tensor,
+        text: Tensor,
+        mask: Tensor,
+        noise: SpecAugmentNoise | None,
+        swapped: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> Vectors:
-        """Embeddings of a training batch: `waves` (batch, samples), `text` and `mask` as returned by `prepare`."""
+        """Embeddings of a training batch: `waves` (batch, samples), `text` and `mask` as returned by `prepare`.
+
+        `swapped` are the same of the hard negatives, and the mask (batch,) of the texts that have one.
+        """
         config = self.config
         audio = self.audio(waves, lengths, noise, _evenly(config.audio.depth, config.intermediate_losses))
-        texts = self.text(text, mask, _evenly(config.text.depth, config.intermediate_losses))
-        return Vectors(
-            _latents(self.audio_to_latent, audio), _latents(self.text_to_latent, texts), *self._scale_and_bias()
-        )
+        after = _evenly(config.text.depth, config.intermediate_losses)
+        texts = self.text(text, mask, after)
+        vectors = _latents(self.audio_to_latent, audio), _latents(self.text_to_latent, texts)
+        negative = None
+        if swapped is not None:
+            other, other_mask, is_swapped = swapped
+            negative = _latents(self.text_to_latent, self.text(other, other_mask, after))
+            negative = negative * is_swapped[:, None, None]
+        return Vectors(*vectors, *self._scale_and_bias(), negative)
 
     def embed_audio(self, waves: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Unit embeddings (batch, latent_dim) of waveforms (batch, samples)."""

@@ -22,6 +22,7 @@ from quintet.families.mulan.config import TOKENS, MuLaNConfig
 from quintet.families.mulan.data import clip_windows, mulan_splits
 from quintet.families.mulan.features import MuLaNFeatures
 from quintet.families.mulan.model import MuLaN, MuLaNEmbedQuantizer
+from quintet.nn.pretrained_audio import FrozenAudio
 from quintet.nn.text import TokenizerFolder
 from quintet.pipelines.audio_features import AudioFeatureExtractor
 from quintet.pipelines.base import Embedder, Frozen
@@ -63,7 +64,7 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
     @classmethod
     def fit(cls, config: MuLaNConfig, frozen: Frozen) -> MuLaNConfig:
         """The configuration with the resolved folder of the text encoder or tokenizer, and its vocabulary size."""
-        config = config.changed(_text_keys(config))
+        config = _with_audio_keys(config.changed(_text_keys(config)))
         if config.data.seconds > config.model.audio.max_seconds:
             raise UsageError(
                 f"data.seconds={config.data.seconds} is longer than "
@@ -116,6 +117,9 @@ class MuLaNPipeline(Embedder[MuLaNConfig]):
 
     def audio_features(self) -> AudioFeatureExtractor:
         """Hidden states of the audio tower, for semantic tokens."""
+        if self.config.model.audio.is_frozen:
+            folder = self.config.model.audio.encoder.removeprefix(PRETRAINED)
+            raise UsageError(f"the audio tower of this mulan is frozen: use {folder} itself instead")
         return MuLaNFeatures(self.mulan, self.config)
 
     def splits(self) -> Splits:
@@ -138,6 +142,16 @@ def _check_clips(waves: Sequence[Tensor], rate: int) -> None:
                 f"embed_audio expects mono clips, floating-point tensors of shape (samples,), but clip {number} is "
                 f"{found.removeprefix('torch.')}"
             )
+
+
+def _with_audio_keys(config: MuLaNConfig) -> MuLaNConfig:
+    """The configuration with folder, hash and sampling rate of a frozen audio encoder."""
+    if not config.model.audio.is_frozen:
+        return config
+    encoder = FrozenAudio(config.model.audio.encoder.removeprefix(PRETRAINED))
+    config = config.adopt(f"the audio encoder {encoder.folder}", {"model.audio.encoder_hash": encoder.digest})
+    found = {"model.audio.encoder": f"{PRETRAINED}{encoder.folder.resolve()}"}
+    return config.changed({**found, "model.audio.sample_rate": encoder.sample_rate})
 
 
 def _text_keys(config: MuLaNConfig) -> dict[str, Any]:

@@ -20,14 +20,13 @@ from quintet.common.rng import seed_from
 from quintet.common.statistics import Statistics
 from quintet.data.audio import pad_windows
 from quintet.data.splits import Splits
-from quintet.families.mulan.augment import drop_words
 from quintet.families.mulan.config import MuLaNConfig
 from quintet.families.mulan.data import mulan_splits
 from quintet.families.mulan.model import Vectors
 from quintet.families.mulan.pipeline import MuLaNPipeline
-from quintet.families.mulan.preparation import MuLaNPreparation, noise_of
+from quintet.families.mulan.preparation import MuLaNPreparation, are_made, augmented, noise_of
 from quintet.families.mulan.retrieval import caption_number, first_per_group, label_in, retrieval_metrics
-from quintet.families.mulan.towers import Prepared
+from quintet.families.mulan.towers import AudioSpectrogramTransformer, Prepared
 from quintet.media.chart import draw_matrix
 from quintet.media.image import write_image
 from quintet.nn.contrastive import contrastive_loss, similarities
@@ -72,15 +71,18 @@ class MuLaNTask(Task[MuLaNConfig]):
     def prepare(self) -> Prepare:
         tower = self.mulan.text
         token_ids = tower.token_ids if tower.frozen is None else None
-        return MuLaNPreparation(self.mulan.audio.config, token_ids, self.config.data.word_dropout)
+        data = self.config.data
+        return MuLaNPreparation(self.mulan.audio.config, token_ids, data.word_dropout, data.text_swap_prob)
 
     # --- training -------------------------------------------------------------------------------------------
 
     def init_from_data(self, modules: Modules, batches: Iterable[Batch], engine: Engine) -> None:
         """Measure mean and deviation of the spectrograms, and initialise the codebooks from the first embeddings."""
         held = list(batches)
-        moments = [Statistics({"moments": self.mulan.audio.moments(*_waves(batch))}) for batch in held]
-        self.mulan.audio.set_normalisation(sum(moments, Statistics()).over_ranks().sums["moments"])
+        tower = self.mulan.audio
+        if isinstance(tower, AudioSpectrogramTransformer):
+            moments = [Statistics({"moments": tower.moments(*_waves(batch))}) for batch in held]
+            tower.set_normalisation(sum(moments, Statistics()).over_ranks().sums["moments"])
         if self.config.model.num_quantizers:
             with torch.no_grad():
                 views = [Statistics(rows={"views": _views(self._vectors(modules, batch))}) for batch in held]
@@ -95,6 +97,8 @@ class MuLaNTask(Task[MuLaNConfig]):
             counted = self.quantizer(_views(vectors).detach(), return_candidates=step % REVIVE_EVERY == 0)
             statistics = counted.with_prefix("quantizer")
         rows = {"audio": vectors.audio, "text": vectors.text}
+        if vectors.negative is not None:
+            rows["negative"] = vectors.negative
         return Output({"rows": rows, "shared": {"scale": vectors.scale, "bias": vectors.bias}}, statistics)
 
     def backward(self, micro_batches: Sequence[Batch], modules: Modules, engine: Engine, step: int) -> Report:
@@ -104,9 +108,14 @@ class MuLaNTask(Task[MuLaNConfig]):
         rows, shared = output["rows"], output["shared"]
         # The rows of all ranks, so that each is compared with all; the loss is the same on every rank.
         audio, text = (collectives.gather_rows(rows[name]).unbind(1) for name in ("audio", "text"))
+        negatives: Sequence[Tensor | None] = [None] * len(audio)
+        if "negative" in rows:
+            negatives = collectives.gather_rows(rows["negative"]).unbind(1)
         losses = [
-            contrastive_loss(self.config.model.contrastive_loss, clips, texts, scale, bias)
-            for clips, texts, scale, bias in zip(audio, text, shared["scale"], shared["bias"], strict=True)
+            contrastive_loss(self.config.model.contrastive_loss, clips, texts, scale, bias, negative)
+            for clips, texts, scale, bias, negative in zip(
+                audio, text, shared["scale"], shared["bias"], negatives, strict=True
+            )
         ]
         best = similarities(audio[-1], text[-1]).detach().argmax(1)
         accuracy = (best == torch.arange(len(best), device=best.device)).float().mean()
@@ -175,25 +184,34 @@ class MuLaNTask(Task[MuLaNConfig]):
 
     # --- parts ----------------------------------------------------------------------------------------------
 
-    def prepared_texts(self, batch: Batch, word_dropout: float = 0.0) -> Prepared:
+    def prepared_texts(self, batch: Batch) -> Prepared:
         """The captions of a batch, prepared for the text tower, on the device of the batch."""
         tower = self.mulan.text
-        if "token_ids" in batch:
-            prepared = tower.prepare_ids(batch["token_ids"])
-        else:
-            texts = batch["texts"]
-            prepared = tower.prepare(drop_words(texts, batch.rng, word_dropout) if word_dropout else texts)
+        is_ids = "token_ids" in batch
+        prepared = tower.prepare_ids(batch["token_ids"]) if is_ids else tower.prepare(batch["texts"])
         text, mask = (tensor.to(batch["wavs"].device) for tensor in prepared)
         return text, mask
+
+    def _training_texts(self, batch: Batch) -> tuple[Prepared, tuple[Tensor, Tensor, Tensor] | None]:
+        """The captions of a prepared training batch, and their hard negatives."""
+        if self.mulan.text.frozen is None:
+            names = ("swapped", "swapped_mask", "is_swapped")
+            text = batch["text"], batch["text_mask"]
+            return text, (batch[names[0]], batch[names[1]], batch[names[2]]) if names[0] in batch else None
+        data, device = self.config.data, batch["wavs"].device
+        texts, swapped = augmented(batch, data.word_dropout, data.text_swap_prob)
+        prepare = self.mulan.text.prepare
+        vectors, mask = (tensor.to(device) for tensor in prepare(texts))
+        if swapped is None:
+            return (vectors, mask), None
+        other, other_mask = (tensor.to(device) for tensor in prepare(swapped))
+        return (vectors, mask), (other, other_mask, are_made(swapped).to(device))
 
     def _vectors(self, modules: Modules, batch: Batch) -> Vectors:
         """The embeddings of an augmented training batch."""
         batch = batch.prepared(self.prepare)
-        if self.mulan.text.frozen is None:
-            texts = batch["text"], batch["text_mask"]
-        else:
-            texts = self.prepared_texts(batch, word_dropout=self.config.data.word_dropout)
-        vectors: Vectors = modules["mulan"](*_waves(batch), *texts, noise_of(batch))
+        texts, swapped = self._training_texts(batch)
+        vectors: Vectors = modules["mulan"](*_waves(batch), *texts, noise_of(batch), swapped)
         return vectors
 
 

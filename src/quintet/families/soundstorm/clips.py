@@ -31,17 +31,17 @@ class Clip:
     inference: Callable[[], AbstractContextManager[None]]
     """The context of a forward pass."""
     wave: Tensor | None = None
-    """(samples,), on the CPU"""
+    """(samples,) or (2, samples), on the CPU"""
 
     def chunks(self) -> Iterator[Tensor]:
-        """Its samples (samples,), a chunk at a time."""
+        """Its samples, a chunk at a time."""
         if self.wave is not None:
             return iter((self.wave,))
         return windows.decoded_chunks(self.codec, self.codes, self.inference)
 
     def samples(self) -> Tensor:
-        """All of its samples (samples,)."""
-        return torch.cat([*self.chunks()])
+        """All of its samples, (samples,) or (2, samples)."""
+        return torch.cat([*self.chunks()], dim=-1)
 
     def write(self, path: Path) -> None:
         """Write a WAV file; of a long clip only a chunk is in memory."""
@@ -57,7 +57,8 @@ class Clip:
             return spectrogram(self.wave, rate, width=SPECTROGRAM_WIDTH)
         total = len(self.codes) * self.codec.hop
         parts = [
-            spectrogram(chunk, rate, width=max(1, SPECTROGRAM_WIDTH * len(chunk) // total)) for chunk in self.chunks()
+            spectrogram(chunk, rate, width=max(1, SPECTROGRAM_WIDTH * chunk.shape[-1] // total))
+            for chunk in self.chunks()
         ]
         return np.concatenate(parts, axis=1)
 
@@ -74,8 +75,18 @@ class GeneratedAudio:
 
     @property
     def waves(self) -> list[Tensor]:
-        """Clips (samples,), on the CPU."""
+        """Clips (samples,) or (2, samples), on the CPU."""
         return [clip.samples() for clip in self.clips]
+
+    @property
+    def mono(self) -> list[Tensor]:
+        """Clips (samples,), mixed to mono."""
+        return [to_mono(wave) for wave in self.waves]
+
+
+def to_mono(wave: Tensor) -> Tensor:
+    """Samples (samples,) of (samples,) or (2, samples)."""
+    return wave if wave.ndim == 1 else wave.mean(0)
 
 
 def better_of(best: GeneratedAudio, candidate: GeneratedAudio) -> GeneratedAudio:

@@ -130,7 +130,11 @@ def _distinct_captions(config: SoundStormConfig) -> set[str]:
 def clip_splits(config: SoundStormConfig, tokenizer: Any, conditioner: MuLaNConditioner | None) -> Splits:
     """The codes of the folders of the configuration, from the token cache or encoded now."""
     media = audio_folder_splits(
-        config.data, tokenizer.model.sample_rate, first_window_only=True, uses_captions=config.model.text != "none"
+        config.data,
+        tokenizer.model.sample_rate,
+        channels=tokenizer.model.channels,
+        first_window_only=True,
+        uses_captions=config.model.text != "none",
     )
     if config.data.windows != 1:
         if config.data.semantic_tokens is not None:

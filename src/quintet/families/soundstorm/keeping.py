@@ -104,12 +104,13 @@ def frame_span(start: float, end: float, frame_rate: float) -> tuple[int, int]:
 
 
 def composite(generated: Tensor, original: Tensor, keep: Keep, frame_rate: float, rate: int) -> Tensor:
-    """Generated samples (samples,) with those of `original` (samples,) in the kept spans, cross-faded around them.
+    """Generated samples with those of `original` in the kept spans, cross-faded around them; both are (samples,) or
+    (2, samples).
 
     Frames are decoded together with their neighbours, so that generated frames change the samples of kept ones.
     """
     assert keep.spans is not None
-    weights = torch.zeros_like(original)
+    weights = original.new_zeros(original.shape[-1])
     fade = max(1, round(FADE_SECONDS * rate))
     ramp = torch.linspace(0, 1, fade + 2)[1:-1].to(original)
     for start, end in keep.spans:
@@ -119,6 +120,6 @@ def composite(generated: Tensor, original: Tensor, keep: Keep, frame_rate: float
         before.copy_(torch.maximum(before, ramp[fade - len(before) :]))
         after.copy_(torch.maximum(after, ramp.flip(0)[: len(after)]))
     mixed = generated.clone()
-    own = mixed[: len(original)]
-    mixed[: len(original)] = torch.where(weights == 1, original, own + weights * (original - own))
+    own = mixed[..., : len(weights)]
+    mixed[..., : len(weights)] = torch.where(weights == 1, original, own + weights * (original - own))
     return mixed

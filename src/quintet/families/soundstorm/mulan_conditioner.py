@@ -65,7 +65,9 @@ class MuLaNConditioner:
         """The encoder for the token cache: the embeddings of clips at this sampling rate, as the field `clip`."""
 
         def encode(batch: Batch) -> Tensor:
-            waves = [wave[:length] for wave, length in zip(batch["wavs"], batch["lengths"].tolist(), strict=True)]
+            # MuLaN hears the mean of the channels of stereo clips.
+            mono = batch["wavs"] if batch["wavs"].ndim == 2 else batch["wavs"].mean(1)
+            waves = [wave[:length] for wave, length in zip(mono, batch["lengths"].tolist(), strict=True)]
             return self.embed_audio(waves, rate)
 
         data = self.mulan.config.data

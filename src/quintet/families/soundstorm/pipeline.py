@@ -101,7 +101,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
         keep_every: int | None = None,
         keep_quantizers: int | None = None,
     ) -> list[Tensor]:
-        """Waveforms (samples,) at `sample_rate`, `num` per text.
+        """Waveforms (samples,) at `sample_rate`, `num` per text; (2, samples) with a stereo codec.
 
         `seconds` is their length, by default the maximum of the model; longer clips are generated window by window.
         `prompt` is an audio file that all clips continue; it is part of the result and counts towards `seconds`. Or
@@ -114,6 +114,8 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
     def files(self, prompts: Sequence[str], options: SoundStormOptions) -> list[Artifact]:
         """One WAV file per clip, and a sheet of their spectrograms."""
         requested = Prompts.of(prompts, options.num, options.seed)
+        if not all(text.strip() for text in prompts):
+            say("warning: a --text is empty; its clips are generated without a text")
         keep = Keep.of(options.keep, options.keep_every, options.keep_quantizers)
         generated = self.generate_texts(requested, options.seconds, options.prompt, keep, options.negative_prompt)
         kept = {} if keep is None else {name: getattr(options, name) for name in KEEP_OPTIONS}
@@ -207,16 +209,18 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
             generated = GeneratedAudio(clips)
             if self.conditioner is None or target is None:
                 return generated
-            vectors = self.conditioner.embed_audio(generated.waves, self.sample_rate)
+            vectors = self.conditioner.embed_audio(generated.mono, self.sample_rate)
             generated = GeneratedAudio(clips, vectors, (vectors * target.to(vectors)).sum(1))
             best = generated if best is None else better_of(best, generated)
         assert best is not None
         return best
 
     def decode(self, codes: Tensor, frames: Tensor) -> list[Tensor]:
-        """Waveforms (samples,) of the valid `frames` (clips, frames) of codes (clips, frames, quantizers)."""
+        """Waveforms (samples,) or (2, samples) of the valid `frames` (clips, frames) of codes (clips, frames,
+        quantizers)."""
         lengths = (frames.sum(1) * self.codec.hop).tolist()
-        return [wave[:length] for wave, length in zip(self.codec.decode(codes).float().cpu(), lengths, strict=True)]
+        waves = self.codec.decode(codes).float().cpu()
+        return [wave[..., :length] for wave, length in zip(waves, lengths, strict=True)]
 
     @property
     def guidance_scale(self) -> float:
@@ -284,7 +288,7 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
             return kept_start(path, codec, num_quantizers, keep, num_frames, loudness)
         num_frames = self._num_frames(seconds)
         samples, file_seconds = read_prompt(path, codec, num_frames, loudness)
-        if samples.shape[1] // codec.model.hop >= num_frames:
+        if samples.shape[-1] // codec.model.hop >= num_frames:
             limit = "the maximum of this model" if seconds is None else "--seconds"
             raise UsageError(
                 f"--prompt {path} is {file_seconds:.2f} s long and leaves nothing to generate: the length of a clip "

@@ -13,7 +13,7 @@ from quintet.common.logging import say
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.soundstorm.clips import Clip
 from quintet.families.soundstorm.keeping import Keep, composite, kept_frames
-from quintet.media.audio import read_audio, to_loudness
+from quintet.media.audio import read_channels, to_loudness
 from quintet.media.audio_formats import read_header
 
 SILENCE = 1e-4
@@ -28,7 +28,7 @@ class Start:
     """(frames, quantizers), -1 where codes are generated."""
     keep: Keep | None = None
     original: Tensor | None = None
-    """(samples,): the prompt through the codec, if samples of it are kept."""
+    """(samples,) or (2, samples): the prompt through the codec, if samples of it are kept."""
     frame_rate: float = 0.0
     rate: int = 0
 
@@ -41,7 +41,7 @@ class Start:
 
 
 def read_prompt(path: Path, codec: Any, max_frames: int | None, loudness: float | None) -> tuple[Tensor, float]:
-    """The samples (1, samples) of whole frames of a prompt for the pipeline of a codec, and the seconds of its file.
+    """The samples of whole frames of a prompt, a batch of one for the pipeline of a codec, and the seconds of its file.
 
     At most one frame more than `max_frames` is read.
     """
@@ -49,7 +49,7 @@ def read_prompt(path: Path, codec: Any, max_frames: int | None, loudness: float 
     try:
         header = read_header(path)
         count = None if max_frames is None else (max_frames + 1) * hop
-        samples = read_audio(path, rate, frames=count, header=header)
+        samples = read_channels(path, codec.model.channels, rate, frames=count, header=header)
     except UnreadableItem as problem:
         raise UsageError(f"--prompt {path}: {problem}") from None
     if header.rate != rate:
@@ -58,7 +58,9 @@ def read_prompt(path: Path, codec: Any, max_frames: int | None, loudness: float 
     samples = samples[:, : max(1, samples.shape[1] // hop) * hop]
     if float(abs(samples).max()) < SILENCE:
         say(f"warning: --prompt {path} is silent")
-    return torch.from_numpy(samples if loudness is None else to_loudness(samples, rate, loudness)), header.seconds
+    samples = samples if loudness is None else to_loudness(samples, rate, loudness)
+    # The channel of a mono file is the axis of the batch.
+    return torch.from_numpy(samples if codec.model.channels == 1 else samples[None]), header.seconds
 
 
 def kept_start(

@@ -17,7 +17,7 @@ from quintet.common.statistics import Statistics
 from quintet.data.splits import Splits
 from quintet.data.token_files import read_semantic
 from quintet.families.soundstorm import data
-from quintet.families.soundstorm.clips import SPECTROGRAM_WIDTH, GeneratedAudio
+from quintet.families.soundstorm.clips import SPECTROGRAM_WIDTH, GeneratedAudio, to_mono
 from quintet.families.soundstorm.config import SoundStormConfig
 from quintet.families.soundstorm.masking import MaskedCodes, mask_level
 from quintet.families.soundstorm.mulan_conditioner import MuLaNConditioner
@@ -227,7 +227,7 @@ class SoundStormTask(Task[SoundStormConfig]):
         total = Statistics()
         if judge is not None:
             rate, reconstructed = pipeline.sample_rate, pipeline.decode(batch["codes"], batch["frames"])
-            ours, real = ([(wave, rate) for wave in waves] for waves in (generated.waves, reconstructed))
+            ours, real = ([(to_mono(wave), rate) for wave in waves] for waves in (generated.waves, reconstructed))
             total = total + Statistics(rows=judged_rows(judge, batch, split, ours, real))
         if use_mulan:
             total = total + self._mulan_scores(batch, generated)

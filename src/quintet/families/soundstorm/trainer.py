@@ -75,6 +75,7 @@ class SoundStormTrainer(PythonTrainer):
             declared=declared,
             captioned=_is_captioned(data[0]) or config.model.text not in ("none", "vectors"),
             first_window_only=True,
+            channels=tokenizer.model.channels,
             kind=EmbeddedAudio if config.model.text == "vectors" else PythonAudio,
         )
         if not cls.cache_codes and task.conditioner is None:

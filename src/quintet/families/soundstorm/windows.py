@@ -39,9 +39,9 @@ def generate_windows(generate: Generate, canvas: Tensor, window: int, overlap: f
 def decoded_chunks(
     codec: Any, codes: Tensor, inference: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[Tensor]:
-    """The samples (samples,) of a clip of codes (frames, quantizers), chunk by chunk, if the codec can stream.
+    """The samples of a clip of codes (frames, quantizers), chunk by chunk, if the codec can stream.
 
-    `inference` is the context of a forward pass.
+    Chunks are (samples,) or (2, samples). `inference` is the context of a forward pass.
     """
     if not hasattr(codec, "decode_stream"):
         with inference():
@@ -52,5 +52,5 @@ def decoded_chunks(
     for part in (*torch.split(codes, FRAMES_AT_ONCE), None):
         with inference():
             samples = stream.finish() if part is None else stream.push(part[None])
-        if samples.shape[1]:
+        if samples.shape[-1]:
             yield samples[0].float().cpu()
