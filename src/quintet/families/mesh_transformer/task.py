@@ -168,11 +168,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """Loss and accuracy of all tokens, conditioned on text and points but not on face counts, as in generation."""
-        known = find_targets(
-            self.transformer.config,
-            *(batch[name] for name in ("codes", "lengths", "begins", "ends")),
-            batch.fields.get("states"),
-        )
+        rows = batch["codes"], batch["lengths"], batch["begins"], batch["ends"]
+        known = find_targets(self.transformer.config, *rows, batch.fields.get("states"))
         logits, targets = self._predicted(modules, batch, self._conditioning(batch), known).values()
         return Statistics(
             {
