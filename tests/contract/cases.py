@@ -431,6 +431,7 @@ CASES: Mapping[str, Case] = {
             "model.dropout=0.1 data.variants=2 optim.name=muon",
             f"model.text=none model.face_buckets=0 loss.window_faces=16 {' '.join(POINTS)}",
             f"tokenizer=woven:32 data.variants=2 {' '.join(POINTS)}",
+            "tokenizer=woven:32 loss.window_faces=4",
         ),
         golden=("eval.num_generated=0",),  # one token that tips over elsewhere makes another mesh
         on_device=(f"tokenizer={GOLDEN / 'mesh-autoencoder-format-1' / 'hub'}", *POINTS),

@@ -218,7 +218,8 @@ def _read_text(stream: IO[bytes]) -> tuple[Vertices, Vertices | None]:
     stream.seek(start)
     rows = _text_rows(_text_points(stream), spread(count, MAX_POINTS), range(6 if width >= 6 else 3), f"{count} points")
     lengths = np.linalg.norm(rows[:, 3:], axis=1)
-    are_normals = rows.shape[1] == 6 and np.nanmean(np.abs(lengths - 1)) < UNIT_TOLERANCE
+    known = lengths[np.isfinite(lengths)]
+    are_normals = rows.shape[1] == 6 and known.size > 0 and np.abs(known - 1).mean() < UNIT_TOLERANCE
     return rows[:, :3], rows[:, 3:] if are_normals else None
 
 

@@ -13,20 +13,23 @@ import yaml
 from contract.cases import POINTS, TINY_MESH_TRANSFORMER
 from contract.worlds import make_task
 from helpers import error_line, made_once, quintet, succeed
+from quintet.common.batch import Batch
 from quintet.common.inference import inference_mode
 from quintet.common.rng import ItemRNG
+from quintet.data.splits import Splits
 from quintet.errors import UnreadableItem, UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
-from quintet.families.mesh_transformer.data import FaceDataset, PythonFaces
-from quintet.families.mesh_transformer.model import MeshTransformer
+from quintet.families.mesh_transformer.data import FaceDataset, PythonFaces, has_open_meshes
+from quintet.families.mesh_transformer.model import Generated, MeshTransformer, find_targets
 from quintet.families.mesh_transformer.task import MeshTransformerTask
-from quintet.families.mesh_transformer.woven import WovenDecoding
+from quintet.families.mesh_transformer.woven_decoding import WovenDecoding, window_start
 from quintet.families.mesh_transformer.woven_grammar import WovenRow
 from quintet.families.mesh_transformer.woven_states import FEATURES, read_row
 from quintet.media.mesh import Mesh, canonical, clean, dequantise, normalise, quantise, read_mesh, write_mesh
 from quintet.media.mesh_formats import read_soup
 from quintet.media.mesh_measures import is_valid, is_watertight
-from quintet.media.mesh_weaving import Vocabulary, merged, weave
+from quintet.media.mesh_topology import is_manifold
+from quintet.media.mesh_weaving import Vocabulary, merged, unweave, weave
 from quintet.pipelines.loading import open_pipeline
 from quintet.sampling.autoregressive import Sampling
 from quintet.synthetic.solids import CLASSES, draw_solid
@@ -155,6 +158,162 @@ def test_prompts_may_have_as_many_tokens_as_the_largest_mesh() -> None:
         model.generate([""], ItemRNG(0, [0], [0]), prompts=[tokens[:3].repeat(40)])
 
 
+# --- long meshes --------------------------------------------------------------------------------------------------
+
+
+def boxes(count: int, bins: int = 128) -> list[int]:
+    """The tokens of many boxes beside each other."""
+    box = draw_solid(np.random.default_rng(0), "box").mesh
+    shifts = np.stack(np.unravel_index(np.arange(count), (6, 6, 6)), axis=1) * 3.0
+    faces = np.concatenate([box.faces + len(box.vertices) * number for number in range(count)])
+    row = Mesh((box.vertices + shifts[:, None]).reshape(-1, 3), faces)
+    mesh = canonical(clean(normalise(row), bins), bins)
+    return weave(quantise(mesh.vertices, bins), mesh.faces, bins)
+
+
+@pytest.mark.parametrize("tokens", [tokens_of("table"), boxes(20)], ids=["table", "boxes"])
+def test_the_states_of_a_window_are_those_of_the_full_row(tokens: list[int]) -> None:
+    full, faces = read_row(tokens, 128)
+    for start in (0, 1, 40, len(tokens) - 5):
+        states, count = read_row(tokens, 128, start, start + 30)
+        assert count == faces
+        assert np.array_equal(states, full[start : start + 31])
+
+
+def windows(meshes: Path, *keys: str) -> tuple[MeshTransformerTask, FaceDataset]:
+    task = make_task("mesh-transformer", meshes, (*WOVEN, "data.augment=false", *keys))
+    assert isinstance(task, MeshTransformerTask)
+    source = task.splits().train
+    assert isinstance(source, FaceDataset)
+    return task, source
+
+
+def test_windows_are_from_anywhere_and_know_where_they_are(meshes: Path) -> None:
+    _, full = windows(meshes)
+    _, source = windows(meshes, "loss.window_faces=8")
+    size, lengths, ends = 48, set(), set()
+    assert max(source.lengths()) == size
+    for item in range(len(source)):
+        whole = full.load(item, ItemRNG(0, [0], [item]))
+        for epoch in range(12):
+            part = source.load(item, ItemRNG(0, [epoch], [item]))
+            count = len(part["codes"])
+            starts = [
+                start
+                for start in range(len(whole["codes"]) - count + 1)
+                if torch.equal(whole["states"][start : start + count + 1], part["states"])
+                and torch.equal(whole["codes"][start : start + count], part["codes"])
+            ]
+            assert starts
+            assert part["faces"] == whole["faces"]
+            assert part["begins"] == (0 in starts)
+            assert part["ends"] == (len(whole["codes"]) - count in starts)
+            assert count == min(size, len(whole["codes"])) or (part["ends"] and count >= size // 2)
+            ends.add((part["begins"], part["ends"]))
+            lengths.add(count)
+    assert ends >= {(True, False), (False, True), (False, False)}
+    assert len(lengths) > 5
+
+
+def test_open_edges_are_found_outside_windows() -> None:
+    model = MeshTransformerModelConfig(kind="woven", num_codes=Vocabulary(128).size, tokens_per_face=1)
+    for tail, expected in (([], False), ([0, 0, 0, 0, 0, 9, 0, 9, 0, *[Vocabulary(128).hole] * 3], True)):
+        tokens = torch.tensor(boxes(100) + tail)
+        codes = PythonFaces([{"codes": tokens[:, None], "texts": ""}], [0], model)
+        source = FaceDataset(codes, [0], [len(tokens)], 24, train=True, woven_bins=128)
+        assert has_open_meshes(Splits(source, source, ""), 128) is expected
+
+
+def test_the_loss_of_windows_is_that_of_their_targets(meshes: Path) -> None:
+    task, source = windows(meshes, "loss.window_faces=8")
+    rngs = [ItemRNG(0, [3], [item]) for item in range(6)]
+    fields = task.collate([source.load(item, rng) for item, rng in enumerate(rngs)])
+    batch = Batch(fields, tuple(source.name(item) for item in range(6)), ItemRNG(0, [3] * 6, list(range(6))))
+    output = task.forward(task.modules, batch, step=0)
+    assert len(output["targets"]) == int(batch["lengths"].sum() + batch["ends"].sum() - (~batch["begins"]).sum())
+    assert not batch["begins"].all()
+    assert not batch["ends"].all()
+
+
+def test_a_window_begins_anew_with_its_last_half() -> None:
+    starts = [window_start(length, 7) for length in range(20)]
+    assert starts == [*[0] * 7, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12, 16]
+    assert window_start(10**6, None) == 0
+
+
+def small_model(**keys: object) -> MeshTransformer:
+    torch.manual_seed(0)
+    sizes = {"num_codes": 133, "tokens_per_face": 1, "dim": 16, "depth": 2, "heads": 2, "text": "none"}
+    return MeshTransformer(kind="woven", **{**sizes, **keys}).double().eval()
+
+
+@pytest.mark.parametrize("window", [20, 33, 256])
+@pytest.mark.parametrize("prompt", [0, 1, 19, 60])
+def test_decoding_with_a_sliding_window_equals_a_pass_over_each_window(window: int, prompt: int) -> None:
+    model = small_model()
+    tokens = torch.tensor(tokens_of("table"))
+    states = torch.from_numpy(read_row(tokens.tolist(), 128)[0])
+
+    def predicted(length: int) -> torch.Tensor:
+        start = window_start(length, window)
+        row, begins, known = tokens[start:length, None], torch.tensor([start == 0]), states[start : length + 1]
+        where = (row[None], torch.tensor([len(row)]), begins, torch.tensor([True]))
+        targets = find_targets(model.config, *where, states=known[None])
+        return model(*where[:2], {}, begins, targets=targets).logits[-1]
+
+    with inference_mode({"model": model}):
+        decoding = WovenDecoding(model, 256, holes=False, is_guided=False, window=window).begin({}, 1)
+        found = [decoding.advance(tokens[None, :prompt])]
+        found += [decoding.advance(token.view(1, 1)) for token in tokens[prompt:]]
+        assert decoding.cache.max_length == window
+        expected = [predicted(length) for length in range(prompt, len(tokens) + 1)]
+    torch.testing.assert_close(torch.cat(found), torch.stack(expected), rtol=0, atol=1e-10)
+
+
+def test_meshes_longer_than_the_model_are_manifold_and_do_not_depend_on_the_batch() -> None:
+    model = small_model(max_faces=12, text="bytes", text_dim=16)
+    with torch.no_grad():
+        model.to_logits.bias[-1] = -100  # the end token, unless nothing else is legal
+    texts = ["a table", "a chair", "a box"]
+    prompts = [torch.tensor(tokens_of("table")[:50]), torch.empty(0), torch.tensor(tokens_of("chair")[:7])]
+
+    def made(which: list[int]) -> Generated:
+        settings, rng = Sampling(guidance_scale=2.0), ItemRNG(0, [0] * len(which), which)
+        keys = {"prompts": [prompts[item] for item in which], "max_faces": 300, "window_faces": 4}
+        return model.generate([texts[item] for item in which], rng, settings, **keys)
+
+    together = made([0, 1, 2])
+    assert together.ended.all()
+    for row in together.rows:
+        positions, faces = unweave(row.flatten().tolist(), 128)
+        mesh = Mesh(dequantise(positions, 128), faces)
+        assert 290 < len(faces) <= 300
+        assert is_valid(mesh)
+        assert is_watertight(mesh)
+        assert is_manifold(mesh)
+    for item, row in enumerate(together.rows):
+        (alone,) = made([item]).rows
+        assert row.tolist() == alone.tolist()
+    with pytest.raises(UsageError, match=r"max_faces=300 is not between 1 and model\.max_faces=12"):
+        model.generate(["a box"], ItemRNG(0, [0], [0]), max_faces=300)
+    with pytest.raises(UsageError, match="window_faces=13 needs"):
+        model.generate(["a box"], ItemRNG(0, [0], [0]), max_faces=300, window_faces=13)
+
+
+def test_a_run_with_windows_uses_larger_meshes_and_generates_them(meshes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    keys = ("model.max_faces=8", "loss.window_faces=8", "sample.max_faces=12", "train.steps=4")
+    outcome = succeed("train", "mesh-transformer", meshes, "--out", run, *WOVEN, *keys)
+    assert "are skipped" not in outcome.errors
+    assert json.loads((run / "data.json").read_text())["skipped"] == {}
+    succeed("sample", run, "--text", "a table", "--num", 2, "--out", tmp_path / "out", "sample.max_faces=60")
+    rows = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert all(row["ended"] for row in rows if "number" in row)
+    outcome = quintet("sample", run, "--text", "a table", "--out", tmp_path / "no", "sample.max_faces=70000")
+    assert outcome.code == 2
+    assert "65536" in error_line(outcome.errors)
+
+
 # --- the command --------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +390,7 @@ def test_codes_of_a_python_data_set_that_are_no_mesh_are_unreadable() -> None:
 @pytest.mark.parametrize(
     ("keys", "mentions"),
     [
-        (("loss.window_faces=8",), ("loss.window_faces", "--tokenizer woven")),
+        (("sample.max_faces=300",), ("sample.max_faces=300 is more than model.max_faces=256", "loss.window_faces")),
         (("model.kind=flat",), ("model.kind=flat", "--tokenizer woven")),
         (("model.kind=woven", "tokenizer=coordinates:32"), ("model.kind=woven", "--tokenizer woven")),
         (("tokenizer=woven:2",), ("model.bins", "4")),

@@ -117,6 +117,17 @@ def test_unusable_normals_are_zero_and_others_have_length_1() -> None:
     np.testing.assert_allclose(found[2:], 1)
 
 
+@pytest.mark.filterwarnings("error")
+def test_normals_that_are_not_finite_are_unknown(tmp_path: Path) -> None:
+    rows = np.concatenate([SAMPLED.points, np.full_like(SAMPLED.points, np.nan)], axis=1)
+    np.savetxt(tmp_path / "cloud.xyz", rows)
+    assert not read_points(tmp_path / "cloud.xyz").has_normals
+    rows[5, 3:] = [0, 1, 0]
+    np.savetxt(tmp_path / "cloud.xyz", rows)
+    cloud = read_points(tmp_path / "cloud.xyz")
+    assert np.flatnonzero(cloud.normals.any(axis=1)).tolist() == [5]
+
+
 @pytest.mark.parametrize("layout", ["<", "ascii", "text"])
 def test_a_large_cloud_is_thinned_out_evenly_in_little_memory(
     tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ from quintet.config.text import TextConfig
 
 WOVEN_TOKENS_PER_FACE, WOVEN_TOKENS = 4, 16
 """Longest rows of woven meshes."""
+MOST_FACES = 65_536
 SMALLEST_CLOSED = 4
 """Faces of a tetrahedron."""
 
@@ -53,7 +54,7 @@ class MeshTransformerModelConfig(TextConfig):
     tokens_per_face: int | None = Field(
         None, ge=1, le=64, description="Number of codes per face; null takes it from the tokenizer."
     )
-    max_faces: int = Field(256, ge=1, le=65_536, description="Maximum number of faces of a mesh.")
+    max_faces: int = Field(256, ge=1, le=MOST_FACES, description="Maximum number of faces of a mesh.")
     dim: int = Field(256, ge=16, le=16_384, multiple_of=8, description="Hidden dimension of the transformers.")
     depth: int = Field(
         6, ge=1, le=256, description="Number of blocks of the transformer over faces, or over all tokens (kind=flat)."
@@ -176,8 +177,9 @@ class MeshTransformerLossConfig(Section):
     window_faces: int | None = Field(
         None,
         ge=2,
-        description="Train on a random window of N consecutive faces of larger meshes, another one in each epoch; "
-        "null: full meshes only, and those above model.max_faces are skipped.",
+        description="Train on a random window of N consecutive faces of larger meshes, another one in each epoch; with "
+        "the tokenizer `woven` of 4 N + 16 tokens, and generated meshes may be of any size; null: full meshes only, "
+        "and those above model.max_faces are skipped.",
     )
 
 
@@ -192,7 +194,11 @@ class MeshTransformerSampleConfig(SampleConfig):
     )
     guidance_scale: float = Field(1.0, ge=0, description="Classifier-free guidance scale; 1 disables guidance.")
     max_faces: int | None = Field(
-        None, ge=1, description="Maximum number of faces of a generated mesh; null: model.max_faces."
+        None,
+        ge=1,
+        le=MOST_FACES,
+        description="Maximum number of faces of a generated mesh; null: model.max_faces. It may be larger than that "
+        "with the tokenizer `woven` and loss.window_faces.",
     )
     faces: int = Field(
         0, ge=0, description="Approximate number of faces to generate; 0: no conditioning on the face count."
@@ -273,13 +279,21 @@ class MeshTransformerConfig(RunConfig):
 
     @model_validator(mode="after")
     def _faces_fit(self) -> MeshTransformerConfig:
-        limit = self.model.max_faces
-        requested = {"loss.window_faces": self.loss.window_faces, "sample.max_faces": self.sample.max_faces}
-        for key, faces in {**requested, "sample.faces": self.sample.faces}.items():
+        limit, is_woven = self.model.max_faces, self.model.kind == "woven"
+        for key, faces in {"loss.window_faces": self.loss.window_faces, "sample.faces": self.sample.faces}.items():
             if faces is not None and faces > limit:
                 raise ValueError(f"{key}={faces} is more than model.max_faces={limit}")
+        # A new run gets its kind from the tokenizer later.
+        slides = self.loss.window_faces is not None and (
+            is_woven or (self.tokenizer or "").partition(":")[0] == "woven"
+        )
+        if not slides and (self.sample.max_faces or 0) > limit:
+            raise ValueError(
+                f"sample.max_faces={self.sample.max_faces} is more than model.max_faces={limit}; larger meshes need "
+                "--tokenizer woven and loss.window_faces"
+            )
         limits = {"model.max_faces": limit, "sample.max_faces": self.sample.max_faces}
-        for key, faces in limits.items() if self.model.kind == "woven" else ():
+        for key, faces in limits.items() if is_woven else ():
             if faces is not None and faces < SMALLEST_CLOSED:
                 raise ValueError(
                     f"{key}={faces} is fewer than the {SMALLEST_CLOSED} faces of the smallest closed mesh, which the "

@@ -40,6 +40,7 @@ class FaceDataset:
 
     An item holds `codes` (faces, tokens_per_face), `faces`, the face count of the full mesh, and whether the codes
     include its first face (`begins`) and its last (`ends`). Outside training with a window it also holds `full_codes`.
+    A row of a woven mesh is a token, and the item also holds their `states` (tokens + 1, FEATURES) in the full mesh.
     """
 
     codes: TokenDataset | PythonFaces
@@ -48,6 +49,7 @@ class FaceDataset:
     counts: Sequence[int]
     """Face count of each of them, in the variant with most faces; or the number of tokens, if they are woven."""
     window: int | None
+    """Most rows of codes of an item: faces, or woven tokens."""
     train: bool
     woven_bins: int | None = None
     """Bins of the tokenizer `woven`; None: the codes are of faces."""
@@ -65,9 +67,7 @@ class FaceDataset:
         loaded = self.codes.load(position, rng)
         if self.points is not None:
             loaded["points"] = self.points.load(position, rng)
-        if self.woven_bins is not None:
-            return _woven_item(loaded, self.woven_bins)
-        return _window_of(loaded, self.window, self.train, rng)
+        return _item_of(loaded, self.woven_bins, self.window, self.train, rng)
 
     def lengths(self) -> list[int]:
         """The number of faces of each loaded item, or of tokens, if it is woven."""
@@ -94,10 +94,7 @@ class FreshFaces:
         count = len(loaded["codes"])
         if self.window is None and count > _limit(self.model):
             raise UnreadableItem(_too_large(count, self.model))
-        woven_bins = _woven_bins(self.model)
-        if woven_bins is not None:
-            return _woven_item(loaded, woven_bins)
-        return _window_of(loaded, self.window, self.train, rng)
+        return _item_of(loaded, _woven_bins(self.model), self.window, self.train, rng)
 
 
 def _woven_bins(model: MeshTransformerModelConfig) -> int | None:
@@ -116,23 +113,41 @@ def _too_large(count: int, model: MeshTransformerModelConfig) -> str:
     return f"{count} faces, more than model.max_faces={model.max_faces}"
 
 
-def _woven_item(loaded: Item, bins: int) -> Item:
-    """An item of a `FaceDataset` of woven meshes, which are used in full: with `states` (tokens + 1, FEATURES)."""
-    try:
-        states, faces = read_row(loaded["codes"][:, 0].tolist(), bins)
-    except ValueError as problem:
-        raise UnreadableItem(f"has codes that are no woven mesh: {problem}") from None
-    return {**loaded, "states": torch.from_numpy(states), "begins": True, "ends": True, "faces": faces}
+def _window(config: MeshTransformerConfig) -> int | None:
+    """The most rows of codes of an item, with `loss.window_faces`."""
+    window, model = config.loss.window_faces, config.model
+    return window if window is None or model.kind != "woven" else model.max_tokens(window)
 
 
-def _window_of(loaded: Item, window: int | None, train: bool, rng: ItemRNG) -> Item:
+def _item_of(loaded: Item, woven_bins: int | None, window: int | None, train: bool, rng: ItemRNG) -> Item:
     """An item of a `FaceDataset`, of all codes of a mesh."""
     codes: Tensor = loaded["codes"]
-    faces, size = len(codes), len(codes) if window is None else min(len(codes), window)
-    start = int(rng.number("window") * (faces - size + 1))
+    start, stop = (_face_window if woven_bins is None else _woven_window)(len(codes), window, rng)
     full = {} if train or window is None else {"full_codes": codes}
-    ends = {"begins": start == 0, "ends": start + size == faces}
-    return {**loaded, **full, **ends, "codes": codes[start : start + size], "faces": faces}
+    item = {**loaded, **full, "begins": start == 0, "ends": stop == len(codes), "codes": codes[start:stop]}
+    if woven_bins is None:
+        return {**item, "faces": len(codes)}
+    try:
+        states, faces = read_row(codes[:, 0].tolist(), woven_bins, start, stop)
+    except ValueError as problem:
+        raise UnreadableItem(f"has codes that are no woven mesh: {problem}") from None
+    return {**item, "states": torch.from_numpy(states), "faces": faces}
+
+
+def _face_window(count: int, window: int | None, rng: ItemRNG) -> tuple[int, int]:
+    """The first face of a random window of so many faces, and that behind its last one."""
+    size = count if window is None else min(count, window)
+    start = int(rng.number("window") * (count - size + 1))
+    return start, start + size
+
+
+def _woven_window(count: int, window: int | None, rng: ItemRNG) -> tuple[int, int]:
+    """The same of tokens. Its middle is at any token, so that the last window is shorter and the end of a mesh is seen
+    behind any number of tokens from half a window on, as in decoding with a sliding window."""
+    if window is None or count <= window:
+        return 0, count
+    start = max(int(rng.number("window") * count) - window // 2, 0)
+    return start, min(start + window, count)
 
 
 def collate(items: Sequence[Item]) -> dict[str, Any]:
@@ -217,7 +232,7 @@ def _fresh_splits(config: MeshTransformerConfig, tokenizer: Tokenizer[Any], medi
 
     def faces(source: Dataset, train: bool = False) -> FreshFaces:
         assert isinstance(source, FreshTokens)
-        return FreshFaces(source, config.model, config.loss.window_faces, train)
+        return FreshFaces(source, config.model, _window(config), train)
 
     extra_splits = {split: faces(source) for split, source in codes.extra_splits.items()}
     train, validation = faces(codes.train, train=True), faces(codes.validation)
@@ -248,10 +263,9 @@ def _small_enough(
     for item in large:
         skipped[codes.name(item)] = _too_large(counts[item], config.model)
     if large:
-        windows = "" if config.model.kind == "woven" else ", or set loss.window_faces to train on windows of them"
         say(
             f"{len(large)} of {len(counts)} meshes ({part}) have more than model.max_faces={config.model.max_faces} "
-            f"faces and are skipped; raise model.max_faces{windows}"
+            f"faces and are skipped; raise model.max_faces, or set loss.window_faces to train on windows of them"
         )
     used = [item for item, count in enumerate(counts) if 0 < count <= limit]
     if counts and not used:
@@ -259,7 +273,7 @@ def _small_enough(
         listed = "; ".join(f"{name}: {reason}" for reason, name in [*reasons.items()][-3:])
         raise UsageError(f"none of the {len(counts)} items ({part}) can be used ({listed})")
     counts = [counts[item] for item in used]
-    return FaceDataset(codes, used, counts, config.loss.window_faces, part == "train", _woven_bins(config.model))
+    return FaceDataset(codes, used, counts, _window(config), part == "train", _woven_bins(config.model))
 
 
 def has_open_meshes(splits: Splits, bins: int) -> bool:
@@ -269,7 +283,9 @@ def has_open_meshes(splits: Splits, bins: int) -> bool:
         rows: Iterable[Any] = (train.codes.codes(position) for position in train.positions)
     else:
         rng = ItemRNG(0, [0], [0])
-        rows = (train.load(item, rng)["codes"] for item in range(min(len(train), READ_ITEMS)))
+        full = train.codes if isinstance(train, FaceDataset | FreshFaces) else train  # not windows
+        items = train.positions if isinstance(train, FaceDataset) else range(len(train))
+        rows = (full.load(item, rng)["codes"] for item in items[:READ_ITEMS])
     hole = Vocabulary(bins).hole
     return any(bool((row == hole).any()) for row in rows)
 

@@ -23,7 +23,8 @@ from quintet.errors import UsageError
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.grammar import whole_faces
 from quintet.families.mesh_transformer.stages import CoarseFine, CoarseFineState, Flat, FlatState, Positions
-from quintet.families.mesh_transformer.woven import Woven, WovenDecoding, init_coordinates, states_of
+from quintet.families.mesh_transformer.woven import Woven, init_coordinates, states_of
+from quintet.families.mesh_transformer.woven_decoding import WovenDecoding
 from quintet.media.mesh_weaving import NUM_OPERATIONS
 from quintet.nn.chunked_loss import ChunkedLoss, PositionLosses
 from quintet.nn.conditioning import (
@@ -202,8 +203,9 @@ class MeshTransformer(Pretrained, nn.Module):
 
         For windows of larger meshes, `begins` and `ends` (batch,) say whether a row has the first and the last face of
         its mesh: a window without the last face has no end token, and the first face of a window without the first
-        face of the mesh is not predicted. `targets` are those of `find_targets`, if they are known. With a `loss` for
-        these targets, the result are the losses of the positions.
+        face of the mesh is not predicted. `targets` are those of `find_targets`, if they are known; windows of woven
+        meshes need them, because of their states. With a `loss` for these targets, the result are the losses of the
+        positions.
         """
         self._check(codes)
         begins = torch.ones_like(lengths, dtype=torch.bool) if begins is None else begins
@@ -269,6 +271,7 @@ class MeshTransformer(Pretrained, nn.Module):
         face_counts: Sequence[int] | None = None,
         prompts: Sequence[Tensor] | None = None,
         max_faces: int | None = None,
+        window_faces: int | None = None,
         legal: Legal | None = None,
         holes: bool = False,
         name: str = "decode",
@@ -279,7 +282,9 @@ class MeshTransformer(Pretrained, nn.Module):
         `points` are point clouds (batch, points, 6); guidance steers away from a mesh without text and points.
         `prompts` are the tokens that the meshes start with, each (tokens,) or (faces, tokens_per_face), of any length.
         `legal` is the grammar; by default the end token may follow a complete face only. Woven meshes have a grammar of
-        their own, in which `holes` allows open edges. Meshes end after `max_faces` faces at the latest.
+        their own, in which `holes` allows open edges. Meshes end after `max_faces` faces at the latest. Woven ones may
+        have more than `model.max_faces` with `window_faces`, for models trained with it: then the model sees a sliding
+        window of the last tokens.
         """
         tokens, lengths = self._prompts(prompts or [torch.empty(0, dtype=torch.int64)] * len(texts), len(texts))
         cond, uncond = self._encode_prompts(texts, negative, embeddings)
@@ -292,11 +297,12 @@ class MeshTransformer(Pretrained, nn.Module):
             if self.face_counts is None:
                 raise UsageError("this model is not conditioned on face counts (model.face_buckets=0)")
             cond |= self.faces(torch.tensor(face_counts))
-        limit = self._face_limit(max_faces)
+        limit = self._face_limit(max_faces, window_faces)
         settings = settings or Sampling()
         begin: Begin = partial(self.begin, max_faces=limit)
         if isinstance(self.stages, Woven):
-            weaving = WovenDecoding(self, limit, holes=holes, is_guided=settings.guidance_scale != 1)
+            window = None if window_faces is None else self.config.max_tokens(window_faces)
+            weaving = WovenDecoding(self, limit, holes=holes, is_guided=settings.guidance_scale != 1, window=window)
             begin, legal = weaving.begin, weaving.legal
         decoded = autoregressive.decode(
             begin,
@@ -317,7 +323,7 @@ class MeshTransformer(Pretrained, nn.Module):
     def begin(self, conditioning: Conditioning, batch: int, max_faces: int | None = None) -> Rows:
         """The decoding state of a batch of up to `max_faces`, for `sampling/autoregressive.py`."""
         assert not isinstance(self.stages, Woven)
-        limit = self._face_limit(max_faces)
+        limit = self._face_limit(max_faces, None)
         return _DecodingState(self, self.stages.begin(limit, *self.begin_rows(conditioning, batch)))
 
     def begin_rows(self, conditioning: Conditioning, batch: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -360,11 +366,16 @@ class MeshTransformer(Pretrained, nn.Module):
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64, device=self._device)
         return nn.utils.rnn.pad_sequence(rows, batch_first=True) if rows else lengths[:, None], lengths
 
-    def _face_limit(self, max_faces: int | None) -> int:
+    def _face_limit(self, max_faces: int | None, window_faces: int | None) -> int:
+        limit = self.config.max_faces
+        if window_faces is not None and (self.config.kind != "woven" or not 1 <= window_faces <= limit):
+            raise UsageError(
+                f"window_faces={window_faces} needs model.kind=woven and a number between 1 and model.max_faces={limit}"
+            )
         if max_faces is None:
-            return self.config.max_faces
-        if not 1 <= max_faces <= self.config.max_faces:
-            raise UsageError(f"max_faces={max_faces} is not between 1 and model.max_faces={self.config.max_faces}")
+            return limit
+        if max_faces < 1 or (window_faces is None and max_faces > limit):
+            raise UsageError(f"max_faces={max_faces} is not between 1 and model.max_faces={limit}")
         return max_faces
 
     def _faces(self, decoded: autoregressive.Decoded) -> Generated:

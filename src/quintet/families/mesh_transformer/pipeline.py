@@ -214,6 +214,7 @@ class MeshTransformerPipeline(TextGenerator[MeshTransformerConfig]):
             face_counts=[config.faces] * len(texts) if config.faces else None,
             prompts=None if part is None else [part] * len(texts),
             max_faces=config.max_faces,
+            window_faces=self.config.loss.window_faces if self.config.model.kind == "woven" else None,
             legal=legal,
             holes=config.holes == "allowed" or (config.holes == "auto" and bool(self.config.model.open_meshes)),
         )
@@ -264,8 +265,6 @@ def _with_kind(config: MeshTransformerConfig, tokenizer: Tokenizer[Any]) -> Mesh
         return config
     if kind == "flat":
         raise UsageError("model.kind=flat is for codes of faces; leave it out with --tokenizer woven")
-    if config.loss.window_faces is not None:
-        raise UsageError("loss.window_faces cuts meshes between faces; leave it out with --tokenizer woven")
     return config.changed({"model.kind": "woven"})
 
 

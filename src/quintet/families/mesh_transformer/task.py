@@ -19,7 +19,7 @@ from quintet.data.captioned import inferred_text_keys
 from quintet.data.splits import Splits
 from quintet.families.mesh_transformer import data
 from quintet.families.mesh_transformer.config import WOVEN_TOKENS, MeshTransformerConfig
-from quintet.families.mesh_transformer.model import MeshTransformer, Targets, unpadded
+from quintet.families.mesh_transformer.model import MeshTransformer, Targets, find_targets, unpadded
 from quintet.families.mesh_transformer.pipeline import RENDERED, MeshTransformerPipeline
 from quintet.families.mesh_transformer.preparation import MeshTransformerPreparation, targets_of
 from quintet.media.image import write_image
@@ -101,7 +101,8 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         window = min(faces, self.config.loss.window_faces or faces)
         codes = torch.zeros(window, per_face, dtype=torch.long)
         if self.config.model.kind == "woven":
-            codes = torch.zeros(2 * faces + WOVEN_TOKENS, 1, dtype=torch.long)  # as many as a closed mesh has
+            rows = min(2 * faces + WOVEN_TOKENS, self.config.model.max_tokens(window))  # a closed mesh, or a window
+            codes = torch.zeros(rows, 1, dtype=torch.long)
         has_points = self.transformer.point_encoder is not None
         points = {"points": torch.zeros(self.config.data.num_points, CHANNELS)} if has_points else {}
         return {"codes": codes, "faces": faces, "begins": True, "ends": True, "texts": EXAMPLE_CAPTION, **points}
@@ -150,7 +151,7 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         return (batch["vectors"], batch["words"]) if is_used else None
 
     def _predicted(
-        self, modules: Modules, batch: Batch, conditioning: dict[str, Tensor], targets: Targets | None = None
+        self, modules: Modules, batch: Batch, conditioning: dict[str, Tensor], targets: Targets
     ) -> dict[str, Tensor]:
         logits, codes = modules["transformer"](
             batch["codes"], batch["lengths"], conditioning, batch["begins"], batch["ends"], targets=targets
@@ -167,7 +168,9 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
 
     def measure(self, modules: Modules, batch: Batch) -> Statistics:
         """Loss and accuracy of all tokens, conditioned on text and points but not on face counts, as in generation."""
-        logits, targets = self._predicted(modules, batch, self._conditioning(batch)).values()
+        rows = batch["codes"], batch["lengths"], batch["begins"], batch["ends"]
+        known = find_targets(self.transformer.config, *rows, batch.fields.get("states"))
+        logits, targets = self._predicted(modules, batch, self._conditioning(batch), known).values()
         return Statistics(
             {
                 "loss": F.cross_entropy(logits, targets, reduction="sum"),

@@ -6,24 +6,16 @@ vertex around the gate, so the logits of these bins get scores of their own (a c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quintet.families.mesh_transformer.config import MeshTransformerModelConfig
 from quintet.families.mesh_transformer.stages import Positions, text_transformer
-from quintet.families.mesh_transformer.woven_grammar import WovenRow
-from quintet.families.mesh_transformer.woven_states import COORDINATES, COUNTS, VERTICES, StateReader, read_row
+from quintet.families.mesh_transformer.woven_states import COORDINATES, COUNTS, VERTICES, read_row
 from quintet.media.mesh_weaving import NUM_OPERATIONS
-from quintet.nn.attention import MAX_BF16_LENGTH, KVCache
+from quintet.nn.attention import MAX_BF16_LENGTH
 from quintet.nn.positions import EMBEDDING_SCALE, waves
-from quintet.sampling.guidance import Conditioning
-
-if TYPE_CHECKING:
-    from quintet.families.mesh_transformer.model import MeshTransformer
 
 COORDINATE_DIM = 64
 """Dimension of the embedding of a coordinate of the state."""
@@ -105,62 +97,3 @@ def init_coordinates(rows: Tensor) -> None:
     """Initialise the rows (bins, dim) of coordinates, so that adjacent ones are similar."""
     with torch.no_grad():
         rows.copy_(rows.std() * waves(*rows.shape))
-
-
-class WovenDecoding:
-    """KV-cached decoding of a batch of rows, each with its automaton, which gives the states and the legal tokens.
-
-    The automata are on the CPU, so a GPU is waited for at every token.
-    """
-
-    def __init__(self, model: MeshTransformer, max_faces: int, *, holes: bool, is_guided: bool) -> None:
-        self.model = model
-        self.copies = 2 if is_guided else 1
-        self.max_faces, self.holes = max_faces, holes
-        self.rows: list[WovenRow] = []
-
-    def begin(self, conditioning: Conditioning, batch: int) -> WovenDecoding:
-        """The start of a batch, for `sampling/autoregressive.py`; of a guided one both halves have the same rows."""
-        stages, limit = self.stages, self.model.config.max_tokens(self.max_faces)
-        count = batch // self.copies
-        self.rows = [WovenRow(stages.bins, self.max_faces, limit, self.holes) for _ in range(count)]
-        self.readers = [StateReader(row.walk) for row in self.rows]
-        self.start, self.face_count, context, context_mask = self.model.begin_rows(conditioning, batch)
-        self.cache: KVCache = stages.transformer.start(batch, limit + 1, context, context_mask)
-        return self
-
-    @property
-    def stages(self) -> Woven:
-        assert isinstance(self.model.stages, Woven)
-        return self.model.stages
-
-    def advance(self, tokens: Tensor) -> Tensor:
-        """Logits (batch, num_codes + 1) of the next token after new tokens (batch, new)."""
-        states = []
-        for row, reader, new in zip(self.rows, self.readers, tokens.tolist(), strict=False):
-            found = [reader.state()] if not self.cache.length else []
-            for token in new:
-                row.push(token)
-                found.append(reader.state())
-            states.append(found)
-        known = torch.tensor(states * self.copies, device=tokens.device)
-        x = self.model.embedding(tokens)
-        if not self.cache.length:
-            x = torch.cat([self.start[:, None], x], dim=1)
-        x = x + self.stages.state_vectors(known) + self.face_count[:, None]
-        vectors = self.stages.transformer.step(x, self.cache)[:, -1]
-        return self.model.token_logits(vectors, known[:, -1])
-
-    def select(self, indices: Tensor) -> None:
-        """Keep only these rows of the batch."""
-        kept: Sequence[int] = indices[: len(indices) // self.copies].tolist()
-        self.rows, self.readers = [self.rows[row] for row in kept], [self.readers[row] for row in kept]
-        self.start, self.face_count = self.start[indices], self.face_count[indices]
-        self.cache.select(indices)
-
-    def legal(self, tokens: Tensor) -> Tensor:
-        """The legal next tokens (batch, num_codes + 1) after tokens (batch, length), which `advance` has seen."""
-        ended = (tokens[:, -1:] == self.model.end_id).any(1).tolist()
-        for row, has_ended in zip(self.rows, ended, strict=True):
-            row.ended |= has_ended
-        return torch.from_numpy(np.stack([row.legal() for row in self.rows])).to(tokens.device)

@@ -41,7 +41,6 @@ class WovenRow:
         self._rows: dict[tuple[int, int], set[int]] = {}  # the x of vertices by z and y
         self._num_vertices = self._num_faces = 0  # that are noted in `_edges` and `_rows`
         self._num_links = 0
-        self._targets: list[Vertex] = []
         self._apex = NONE
         self._forced: list[int] = []
 
@@ -79,7 +78,7 @@ class WovenRow:
             mask[: min(len(self.walk.surface.at[position[0], position[1], position[2]]), bins - 1)] = True
         elif phase >= LINKED_VERTEX:
             known = self.walk.partial
-            mask[[target[len(known)] for target in self._targets if list(target[: len(known)]) == known]] = True
+            mask[[target[len(known)] for target in self._linkable() if list(target[: len(known)]) == known]] = True
         else:
             mask[:bins] = self._coordinates()
             if phase == 0:
@@ -104,10 +103,7 @@ class WovenRow:
         if self._has_room(VERTEX_TOKENS):
             mask[: self.bins] = self._coordinates()
             if self._has_room(LINK_TOKENS):
-                self._targets = []
                 mask[words.link] = next(self._linkable(), None) is not None
-                if mask[words.link]:
-                    self._targets = [*self._linkable()]
         elif not self.holes:
             self._close_loop(mask, closing)
 

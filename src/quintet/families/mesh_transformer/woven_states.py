@@ -76,13 +76,18 @@ class StateReader:
         return counts + [value + 1 for vertex in (a, b, c, x, y, x2, y2, fourth) for value in vertex]
 
 
-def read_row(tokens: Sequence[int], bins: int) -> tuple[States, int]:
+def read_row(tokens: Sequence[int], bins: int, start: int = 0, stop: int | None = None) -> tuple[States, int]:
     """The states (tokens + 1, FEATURES) in which each token, and the one behind the last, is predicted, and the number
-    of faces."""
+    of faces. Of a long row, only the states of the tokens from `start` to before `stop` are returned."""
     walk = Walk(bins)
     reader = StateReader(walk)
+    stop = len(tokens) if stop is None else stop
     states = [reader.state()]
-    for token in tokens:
+    for number, token in enumerate(tokens, start=1):
         walk.push(token)
-        states.append(reader.state())
-    return np.array(states, np.int64), len(walk.surface.faces)
+        # The reader counts components and their vertices before the first gate of each.
+        if walk.phase < GATE or start <= number <= stop:
+            states.append(reader.state())
+        else:
+            states.append(states[-1])
+    return np.array(states[start : stop + 1], np.int64), len(walk.surface.faces)
