@@ -105,8 +105,20 @@ CVIVIT = Stage(
 PHENAKI = Stage(
     name="phenaki",
     recipe="phenaki",
-    # Colours and motions are learned sooner with patches, shapes better without.
-    quick=Schedule(steps=1800, every=900, keys=("model.code_patch_size=auto",)),
+    # Motions are learned long before shapes, so nearly all of the short time goes to first frames.
+    quick=Schedule(
+        steps=1050,
+        every=525,
+        keys=(
+            "train.batch_size=192",
+            "optim.muon_lr=0.017",
+            "optim.lr=0.005",
+            "loss.first_frame_prob=0.95",
+            "sample.temperature=0.1",
+            "eval.batch_size=96",
+            "eval.batches=4",
+        ),
+    ),
     full=Schedule(steps=5000, every=1250),
     fraction=0.75,
     steps_per_second=4.0,
