@@ -107,8 +107,8 @@ PHENAKI = Stage(
     recipe="phenaki",
     # Motions are learned long before shapes, so nearly all of the short time goes to first frames.
     quick=Schedule(
-        steps=1050,
-        every=525,
+        steps=980,
+        every=980,
         keys=(
             "train.batch_size=192",
             "optim.muon_lr=0.017",
