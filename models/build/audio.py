@@ -107,7 +107,8 @@ def _caption(sample: Sample, shift: int) -> str:
 
 
 def speech(folder: Path) -> Iterator[Row]:
-    source = _debian("espeak-ng")
+    # The sentences are our own, and the licence of the program (GPL-3.0-or-later) does not extend to what it speaks.
+    source = f"own sentences, spoken by the program {_debian('espeak-ng')}"
     licence = checked_license("CC0-1.0", source)
     choice = random.Random(0)
     for number in range(SENTENCES):

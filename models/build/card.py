@@ -112,7 +112,7 @@ def card(pipeline: Pipeline[Any], name: str, about: dict[str, Any], rows: list[R
         f"The weights have the licence of quintet (MIT). The data have their own, which are named below;\n"
         "what a model reproduces of them stays under their terms.\n\n"
         f"## Data\n| package | licence | items |\n|---|---|---|\n{data}\n"
-        f"{held_out:,} items are held out; no model of these is trained on them\n"
+        f"{held_out:,} items are held out; no starter model is trained on them\n"
         "(`models/build/held_out.json`).\n\n"
         f"## Metrics on the held-out items\n| metric | value |\n|---|---|\n{measured}\n"
         f"## Command\n`models/build/{name}.sh` downloads and prepares the data, trains, and writes this folder.\n\n"

@@ -24,6 +24,9 @@ debian_packages() {
 
 # card NAME ...: replace models/NAME by the export of the run of this name.
 card() {
+  rm -rf "$WORK/cards/$1"
+  mkdir -p "$WORK/cards"
+  "$PYTHON" "$HERE/card.py" "$WORK/runs/$1" "$WORK/cards/$1" "${@:2}"
   rm -rf "${MODELS:?}/$1"
-  "$PYTHON" "$HERE/card.py" "$WORK/runs/$1" "$MODELS/$1" "${@:2}"
+  mv "$WORK/cards/$1" "$MODELS/$1"
 }

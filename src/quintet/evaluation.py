@@ -51,8 +51,9 @@ class EvalSession:
         if data is not None:
             pipeline = pipeline.with_keys({"data.path": data, "data.validation_path": data})
         elif pipeline.config.data.path is None:
-            builtin = pipeline.origin is not None and pipeline.origin.builtin
-            reason = "has no training data" if builtin else "was trained on a data set object in Python"
+            origin = pipeline.origin
+            without = origin is not None and (origin.builtin or origin.pinned)
+            reason = "has no training data" if without else "was trained on a data set object in Python"
             raise UsageError(f"{pipeline.reference} {reason}; pass a folder with --data")
         task_class = registry.find(pipeline.recipe).task_class()
         task = task_class(pipeline.config, pipeline.frozen, live or pipeline.modules)

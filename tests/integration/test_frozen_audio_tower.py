@@ -13,8 +13,11 @@ from audio_models import RATE, make_model, noise
 from contract.cases import TINY_MULAN
 from helpers import error_line, quintet, succeed
 from quintet import MuLaN, MuLaNPipeline
+from quintet.errors import UsageError
+from quintet.families.mulan.config import MuLaNConfig
 from quintet.media.audio import write_audio
 from quintet.nn.pretrained_audio import FrozenAudio
+from quintet.registry import read_config
 
 SHORT = ("train.batch_size=4", "train.steps=2", "eval.every=2", "sample.every=2", "checkpoint.every=2")
 
@@ -71,6 +74,10 @@ def test_an_encoder_with_other_weights_is_refused(folders: dict[str, Path], data
     outcome = quintet("eval", run)
     assert outcome.code == 2
     assert "model.audio.encoder_hash=" in error_line(outcome.errors)
+    config = read_config(run / "config.yaml")
+    assert isinstance(config, MuLaNConfig)
+    with pytest.raises(UsageError, match="encoder_hash"):
+        MuLaN(config.model)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,23 @@ def test_bf16_is_stored_hashed_and_loaded_as_float32(trained: Path, tmp_path: Pa
     assert "model.safetensors is damaged" in error_line(outcome.errors)
 
 
+def test_metrics_are_not_written_into_a_starter(models: Path, pictures: Path, tmp_path: Path) -> None:
+    folder = models / "image-tokenizer"
+    outcome = quintet("eval", folder, "--data", pictures)
+    assert outcome.code == 2
+    assert "--out" in error_line(outcome.errors)
+    succeed("eval", folder, "--data", pictures, "--out", tmp_path / "eval.json")
+    succeed("models")
+
+
+def test_a_list_of_damaged_starters_is_refused(models: Path) -> None:
+    about = models / "image-tokenizer" / "starter.json"
+    about.write_text(about.read_text(encoding="utf-8").replace("12.345", "48.0"), encoding="utf-8")
+    outcome = quintet("models")
+    assert outcome.code == 1
+    assert "starter.json is damaged" in error_line(outcome.errors)
+
+
 def test_bf16_does_not_change_a_tokenizer_inside(trained: Path, pictures: Path, tmp_path: Path) -> None:
     run = tmp_path / "muse"
     words = [word for word in TINY_MUSE if not word.startswith("tokenizer=")]

@@ -33,6 +33,7 @@ def list_models() -> None:
     from quintet.config.text import STARTER
 
     for name in starters.names():
+        starters.fetch(f"{STARTER}{name}")  # with all hashes checked
         model = starters.read(name)
         figures = ", ".join(f"{metric} {value:.4g}" for metric, value in model.figures.items())
         print_result(f"{STARTER}{name}")

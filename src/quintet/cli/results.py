@@ -25,13 +25,16 @@ def evaluate(
     ] = None,
 ) -> None:
     """Compute the metrics of a model on its validation items; prints a table and writes eval.json."""
+    from quintet.common.weights.starters import ABOUT as STARTER_ABOUT
     from quintet.evaluation import EvalSession, open_with_live
     from quintet.pipelines.base import Embedder, Generator
 
     pipeline, live = open_with_live(run)
     origin = pipeline.origin
     assert origin is not None
-    if (origin.builtin or origin.pinned) and out is None:
+    # Another file in the folder of a starter model would be taken for damage.
+    is_starter = (origin.folder / f"{STARTER_ABOUT}.json").is_file()
+    if (origin.builtin or origin.pinned or is_starter) and out is None:
         raise UsageError(f"{run} has no run folder: name a file for the metrics with --out")
     session = EvalSession.open(with_keys(pipeline, overrides, ("eval", "sample")), data, live)
     metrics = session.metrics()

@@ -235,6 +235,18 @@ def test_the_loss_of_windows_is_that_of_their_targets(meshes: Path) -> None:
     assert not batch["ends"].all()
 
 
+def test_a_plan_takes_full_windows(meshes: Path) -> None:
+    task, _ = windows(meshes, "loss.window_faces=8")
+    assert len(task.example_item()["codes"]) == task.config.model.max_tokens(8)
+
+
+def test_the_cache_of_a_window_is_no_longer_than_the_mesh() -> None:
+    model = small_model()
+    with inference_mode({"model": model}):
+        decoding = WovenDecoding(model, 4, holes=False, is_guided=False, window=200).begin({}, 1)
+    assert decoding.cache.max_length == model.config.max_tokens(4) + 1 < 200
+
+
 def test_a_window_begins_anew_with_its_last_half() -> None:
     starts = [window_start(length, 7) for length in range(20)]
     assert starts == [*[0] * 7, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12, 16]

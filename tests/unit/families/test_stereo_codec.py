@@ -156,6 +156,12 @@ def test_audio_without_two_channels_is_refused_by_a_stereo_codec() -> None:
     for shape in ((100,), (2, 100), (1, 1, 100), (1, 3, 100), (1, 2, 0)):
         with pytest.raises(UsageError, match=r"stereo audio of shape \(batch, 2, samples\), not"):
             codec.encode(torch.zeros(*shape))
+    with pytest.raises(UsageError, match="stereo audio of shape"):
+        codec.encode_stream().push(torch.zeros(2, 600))
+    with pytest.raises(UsageError, match="stereo audio of shape"):
+        codec(torch.zeros(2, 600), torch.tensor([600, 600]))
+    with pytest.raises(UsageError, match="mono audio of shape"):
+        make_codec(channels=1).encode_stream().push(torch.zeros(1, 2, 600))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])

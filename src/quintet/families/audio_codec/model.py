@@ -84,6 +84,7 @@ class AudioCodec(CodecProperties, Pretrained, nn.Module):
         `active_levels` (batch,) is the number of quantizers that each clip uses; None: all.
         `return_candidates` adds candidates for dead codes to the statistics.
         """
+        self.check_waves(waves)
         valid = self._valid_frames(waves, lengths)
         mask = _frame_mask(valid)
         latents = self._latents(waves, lengths, mask)
@@ -208,6 +209,8 @@ class EncodeStream:
 
     def push(self, waves: Tensor) -> Tensor:
         """The codes (batch, frames, num_quantizers) that the next samples of waveforms complete; perhaps none."""
+        if waves.shape[-1]:
+            self.codec.check_waves(waves)
         self._samples += waves.shape[-1]
         self._rest = waves[..., :0]
         return self._codes(waves, last=False)

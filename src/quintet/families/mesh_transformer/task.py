@@ -101,7 +101,9 @@ class MeshTransformerTask(Task[MeshTransformerConfig]):
         window = min(faces, self.config.loss.window_faces or faces)
         codes = torch.zeros(window, per_face, dtype=torch.long)
         if self.config.model.kind == "woven":
-            rows = min(2 * faces + WOVEN_TOKENS, self.config.model.max_tokens(window))  # a closed mesh, or a window
+            # Windows are full; a mesh without windows is taken to be closed.
+            windowed = self.config.loss.window_faces is not None
+            rows = self.config.model.max_tokens(window) if windowed else 2 * faces + WOVEN_TOKENS
             codes = torch.zeros(rows, 1, dtype=torch.long)
         has_points = self.transformer.point_encoder is not None
         points = {"points": torch.zeros(self.config.data.num_points, CHANNELS)} if has_points else {}

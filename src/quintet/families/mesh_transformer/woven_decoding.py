@@ -76,7 +76,7 @@ class WovenDecoding:
         self.rows = [_Row(WovenRow(stages.bins, self.max_faces, limit, self.holes), self.window) for _ in range(count)]
         self.length = self.first = 0  # the number of tokens, and the first one of the window
         self.start, self.face_count, context, context_mask = self.model.begin_rows(conditioning, batch)
-        longest = self.window or limit + 1
+        longest = min(self.window or limit + 1, limit + 1)
         self.cache: KVCache = stages.transformer.start(batch, longest, context, context_mask)
         return self
 

@@ -29,6 +29,11 @@ class FrozenAudioTower(nn.Module):
         super().__init__()
         self.config = config = config or validate(AudioTowerConfig, keywords)
         self.encoder = FrozenAudio(config.encoder.removeprefix(PRETRAINED))
+        if config.encoder_hash not in (None, self.encoder.digest):
+            raise UsageError(
+                f"model.audio.encoder_hash={config.encoder_hash}, but {config.encoder} now has the hash "
+                f"{self.encoder.digest}; restore the folder, or train with the new one"
+            )
         if config.sample_rate != self.encoder.sample_rate:
             raise UsageError(
                 f"model.audio.sample_rate={config.sample_rate}, but {config.encoder} takes audio at "

@@ -113,8 +113,9 @@ class SoundStormPipeline(Generator[SoundStormConfig]):
 
     def files(self, prompts: Sequence[str], options: SoundStormOptions) -> list[Artifact]:
         """One WAV file per clip, and a sheet of their spectrograms."""
+        prompts = [text if text.strip() else "" for text in prompts]
         requested = Prompts.of(prompts, options.num, options.seed)
-        if not all(text.strip() for text in prompts):
+        if not all(prompts):
             say("warning: a --text is empty; its clips are generated without a text")
         keep = Keep.of(options.keep, options.keep_every, options.keep_quantizers)
         generated = self.generate_texts(requested, options.seconds, options.prompt, keep, options.negative_prompt)
