@@ -62,8 +62,10 @@ def say_skipped(skipped: Mapping[str, str]) -> None:
 
 def open_model(reference: str) -> Any:
     """Open a pipeline; imports torch only here."""
+    from quintet.common.allocator import keep_freed_memory
     from quintet.pipelines.loading import open_pipeline
 
+    keep_freed_memory()
     return open_pipeline(reference)
 
 

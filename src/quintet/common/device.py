@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from quintet.common.allocator import keep_freed_memory
 from quintet.common.precision import autocast_dtype, choose_precision
 from quintet.common.rank import RankInfo
 from quintet.config import EngineConfig
@@ -25,8 +24,6 @@ class Device:
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        if self.device.type == "cpu":
-            keep_freed_memory()
         self._set_determinism()
 
     def _set_determinism(self) -> None:

@@ -44,7 +44,7 @@ class EncodingConfig(Section):
     encode_batch_size: int = Field(
         32,
         ge=1,
-        le=1024,
+        le=128,  # with more, a shard of the cache has too few batches for several workers
         description="Number of items that are encoded at a time for the token cache; a few codes may depend on it.",
     )
     encode_precision: Literal["fp32", "bf16"] = Field(

@@ -32,6 +32,7 @@ from torch import Tensor
 from quintet.common import files
 from quintet.common.batch import Batch, Collate, Dataset, Item
 from quintet.common.caches import part_lock, writing_cache
+from quintet.common.memory import is_out_of_memory
 from quintet.common.rank import RankInfo
 from quintet.common.rng import ItemRNG
 from quintet.common.weights import checkpoint
@@ -146,11 +147,21 @@ class TokenCache:
         self.progress(min(done * SHARD, len(self.media)), len(self.media))
         return shard
 
+    def _encoded(self, batch: Batch) -> Tensor:
+        try:
+            return self.encode(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise RunError(
+                f"out of memory while {len(batch)} items are encoded; use a smaller data.encode_batch_size"
+            ) from None
+
     def _encode_group(self, group: Group) -> list[list[Codes]]:
         """The variants of each readable item."""
         encoded: dict[int, list[Codes]] = {item: [] for item in group.items if item not in group.skipped}
         for items, batch in group.variants:
-            codes = self.encode(batch)
+            codes = self._encoded(batch)
             if codes.is_floating_point():
                 codes = codes.float()  # numpy has no bf16
             dtype = np.float32 if codes.is_floating_point() else np.int32

@@ -35,6 +35,8 @@ from quintet.data.token_cache import CacheKey, Encode, MediaDataset, TokenCache,
 
 CPU = torch.device("cpu")
 DEFAULT_ENCODING = EncodingConfig()
+UNNAMED_ENCODING = (32, "fp32")
+"""The encoding of caches without a description of it, whatever the defaults become."""
 
 
 @runtime_checkable
@@ -159,8 +161,8 @@ def _encoded(
     if isinstance(source, FileDataset):
         data, transform = _identity(source.entries), source.preprocessing_key
     size, precision = encoding.encode_batch_size, encoding.encode_precision
-    is_default = (size, precision) == (DEFAULT_ENCODING.encode_batch_size, DEFAULT_ENCODING.encode_precision)
-    described = "" if is_default else f"{precision} in batches of {size}"
+    where = "" if precision == "fp32" else f" on {encoder.device.type}"  # rounding decides some codes
+    described = "" if (size, precision) == UNNAMED_ENCODING else f"{precision}{where} in batches of {size}"
     key = CacheKey(encoder.digest, f"{part} {data}", transform, variants, described)
 
     def progress(count: int, total: int) -> None:

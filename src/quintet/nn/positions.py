@@ -115,7 +115,7 @@ def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
     """Rotate `(batch, tokens, heads, head_dim)`, in the dtype of `cos_sin`; the result has the dtype of `x`."""
     cosines, sines = cos_sin
     # Converted once: products of different dtypes are slow on a CPU.
-    wide = x.to(cosines.dtype)
+    wide = x.to(torch.promote_types(x.dtype, cosines.dtype))
     # Rolled by half, every coordinate is at the index of the other one of its plane.
     rotated = wide * cosines + wide.roll(x.shape[-1] // 2, dims=-1) * sines
     return rotated.to(x.dtype)

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from quintet.common import collectives, launched, streams
+from quintet.common.allocator import keep_freed_memory
 from quintet.common.device import Device
 from quintet.common.files import one_line
 from quintet.common.memory import is_out_of_memory
@@ -53,6 +54,8 @@ class Engine(Device):
         rank_info = RankInfo.from_environment()
         self._owns_group = rank_info.world_size > 1 and not dist.is_initialized()
         super().__init__(config)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.loss_scale = 1.0
         """Factor of the loss in the backward pass (fp16); set by the trainer before each step."""
         self._regions: Regions | None = None

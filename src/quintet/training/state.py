@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import quintet
+from quintet.common import collectives
+from quintet.common.memory import building
 from quintet.common.weights import checkpoint, tensor_groups
 from quintet.common.weights.checkpoint import Contents
 from quintet.common.weights.loading import check_shapes, copy_tensors, read_meta
@@ -134,8 +136,12 @@ class TrainingState:
             if task.deferred is None:
                 engine.shard(task.modules)
             else:
-                task.deferred.shard(task.modules.values(), self.device, partial(engine.shard, task.modules))
+                with building(config):
+                    task.deferred.shard(task.modules.values(), self.device, partial(engine.shard, task.modules))
                 task.deferred = None
+                for module in task.modules.values():
+                    for buffer in module.buffers():  # they are whole in every process
+                        collectives.broadcast(buffer.data)
             if self.ema:
                 engine.shard(self.ema.modules)
                 self.ema.allocate()

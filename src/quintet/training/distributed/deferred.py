@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quintet.common.logging import say
 from quintet.training.distributed.sharding import allocate, copy_into
 
 if TYPE_CHECKING:
@@ -89,9 +90,14 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._steps: list[_Step] = []
         self._numbers: dict[int, int] = {}
         """Address of a memory to its number."""
-        self._kept: list[Tensor] = []
-        """One tensor of each memory, so that no address is used twice."""
+        self._kept: list[torch.UntypedStorage] = []
+        """Each memory, so that no address is used twice."""
         self._ordinary = _OrdinaryTensors()
+        self._threads = torch.get_num_threads()
+        self._sources: set[int] = set()
+        """Addresses of the existing memory that recorded operations read."""
+        self._generators: dict[int, tuple[torch.Generator, Tensor]] = {}
+        """The state of each generator at its first recorded draw: recording draws nothing."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -116,13 +122,22 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # As for `down.to(weight)`: the tensor moves to the device of a recorded one.
         moves = torch.device(kwargs.get("device") or CPU) == META
         if not (depends or is_random or moves or func.overloadpacket in _ALLOCATING):
+            if any(_address(each) in self._sources for each in _changed(func, args, kwargs)):
+                raise NotRecordableError(f"{func} changes a tensor that was read before")
             return func(*args, **kwargs)
+        if is_random:
+            self._check_generator(kwargs.get("generator") or torch.default_generator)
         return self._record(func, args, kwargs, is_random or not depends)
 
     def _record(self, function: Any, args: Any, kwargs: Any, is_source: bool) -> Any:
         changed = _changed(function, args, kwargs)
         if not all(map(_is_recorded, changed)):
             raise NotRecordableError(f"{function} changes an existing tensor")
+        self._sources |= {
+            _address(each)
+            for each in tree_leaves((args, kwargs))
+            if isinstance(each, Tensor) and not _is_recorded(each)
+        }
         arguments, keywords = tree_map(self._described, (args, kwargs))
         if "device" in keywords and torch.device(keywords["device"] or CPU) == META:
             keywords["device"] = CPU
@@ -139,6 +154,12 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._steps.append(_Step(function, arguments, keywords, results, written, is_source))
         return made
 
+    def _check_generator(self, generator: torch.Generator) -> None:
+        state = generator.get_state()
+        _, known = self._generators.setdefault(id(generator), (generator, state))
+        if not torch.equal(state, known):
+            raise NotRecordableError("a generator was seeded or used between two draws")
+
     def _described(self, value: Any) -> Any:
         return self._view(value) if _is_recorded(value) else value
 
@@ -153,7 +174,7 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(result, Tensor) or _address(result) in self._numbers:
             return None
         self._numbers[_address(result)] = len(self._kept)
-        self._kept.append(result)
+        self._kept.append(result.untyped_storage())
         return self._view(result)
 
     # --- replaying ----------------------------------------------------------------------------------------------
@@ -188,7 +209,7 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         uses = Counter(number for step in self._steps for number in step.memories)
         ready = [(step.is_source, index) for index, step in enumerate(self._steps) if not waiting[index]]
         heapq.heapify(ready)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _threads(self._threads):
             torch.manual_seed(self.seed)
             while ready:
                 _, index = heapq.heappop(ready)
@@ -208,19 +229,38 @@ def build_deferred(build: Callable[[], Task[Any]], seed: int) -> Task[Any]:
     """A task whose modules are on `meta`, with the record of their weights. If its constructors need values, it is
     built as in one process."""
     deferred = DeferredInit(seed)
-    try:
-        with deferred:
-            task = build()
-    except (RuntimeError, TypeError):  # from here, or from torch: values on `meta` cannot be read
-        torch.manual_seed(seed)
-        return build()
-    task.deferred = deferred
-    return task
+    with suppress(RuntimeError, TypeError), deferred:  # from here, or from torch: values on `meta` cannot be read
+        task = build()
+        if not _has_other_tensors(task):
+            task.deferred = deferred
+            return task
+    say("the initial weights cannot be computed in shards: each process builds the full model first")
+    torch.manual_seed(seed)
+    return build()
+
+
+def _has_other_tensors(task: Task[Any]) -> bool:
+    """Whether the task or a module has a recorded tensor that is neither a parameter nor a buffer."""
+    parts = [part for module in task.modules.values() for part in module.modules()]
+    known = ("_parameters", "_buffers", "_modules", "modules")
+    values = [value for owner in (task, *parts) for name, value in vars(owner).items() if name not in known]
+    return any(_is_recorded(each) and not isinstance(each, nn.Parameter) for each in tree_leaves(values))
 
 
 def recording(task: Task[Any]) -> AbstractContextManager[object]:
     """While the modules of a task are changed: if their weights are computed later, the changes are recorded."""
     return task.deferred or nullcontext()
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Sums depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Memory:
