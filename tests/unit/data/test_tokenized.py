@@ -22,6 +22,7 @@ from quintet.config import EncodingConfig, ImageDataConfig
 from quintet.data.image import folder_splits
 from quintet.data.splits import Splits
 from quintet.data.tokenized import TokenEncoder, tokenized_splits
+from quintet.errors import RunError
 from quintet.pipelines.base import Tokenizer, as_tokenizer
 from quintet.pipelines.loading import open_pipeline
 
@@ -97,6 +98,17 @@ def test_another_encoding_has_its_own_cache(
         codes = tokenized_splits(encoder, found, "images encoded", cache=str(tmp_path), encoding=chosen)
         assert seen == calls
         assert len(codes.train) == 38
+
+
+def test_running_out_of_memory_while_encoding_names_the_key(
+    tokenizer: Tokenizer[Any], pictures: Path, tmp_path: Path
+) -> None:
+    def encode(batch: Batch) -> Tensor:
+        raise RuntimeError("can't allocate memory: you tried to allocate 99 bytes")
+
+    encoder = replace(tokenizer.token_encoder(), encode=encode)
+    with pytest.raises(RunError, match=r"data\.encode_batch_size"):
+        tokenized_splits(encoder, media(pictures / "images"), "images encoded", cache=str(tmp_path))
 
 
 def test_rewritten_shards_have_their_own_codes(tokenizer: Tokenizer[Any], tmp_path: Path) -> None:

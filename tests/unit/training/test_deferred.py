@@ -152,3 +152,81 @@ def test_errors_of_a_constructor_are_its_own() -> None:
 
     with pytest.raises(ValueError, match="a size is wrong"):
         deferred(Broken)
+
+
+class Reseeded(nn.Module):
+    """A generator is seeded between two draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator()
+        draws = [torch.randn(4, generator=generator.manual_seed(100 + number)) for number in range(3)]
+        self.parts = nn.ParameterList(map(nn.Parameter, draws))
+
+
+class OtherSeed(nn.Module):
+    """The global generator is seeded for one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.second = nn.Parameter(torch.randn(4, 4))
+
+
+class ChangedTable(nn.Module):
+    """A table is changed after a weight was copied from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.arange(4.0)
+        self.first, self.second = nn.Parameter(torch.empty(4)), nn.Parameter(torch.empty(4))
+        with torch.no_grad():
+            for part in (self.first, self.second):
+                part.copy_(table)
+                table.mul_(2)
+
+
+class PlainTensor(nn.Module):
+    """A tensor is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.scale = torch.ones(4)
+
+
+@pytest.mark.parametrize("build", [Reseeded, OtherSeed, ChangedTable, PlainTensor])
+def test_what_a_replay_would_compute_differently_is_built_at_once(
+    build: type[nn.Module], capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, replayed = deferred(build)
+    assert not replayed
+    assert "each process builds the full model first" in capsys.readouterr().err
+    expected = built(build).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in module.state_dict().items())
+    assert not any(value.is_meta for value in vars(module).values() if isinstance(value, Tensor))
+
+
+def test_a_replay_has_the_threads_of_the_record() -> None:
+    threads = torch.get_num_threads()
+    seen: list[int] = []
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8))
+
+    torch.set_num_threads(1)
+    try:
+        make: Any = lambda: SimpleNamespace(modules={"net": Counted()}, deferred=None)  # noqa: E731
+        task = build_deferred(make, SEED)
+        torch.set_num_threads(2)
+        replay = task.deferred._replay
+        finish = lambda memory, number: seen.append(torch.get_num_threads())  # noqa: E731
+        replay(finish)
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
